@@ -1,0 +1,106 @@
+"""Capture with the verifier in transformers: the states stage.
+
+Rows are dealt to shards, and within a shard to batches of similar length, before anything is run: a capture that was
+killed goes on after its last whole shard and ends with the same bytes.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from eyas.artifact import building, complete, sha256_of
+from eyas.capture.tap import Tap, load_verifier
+from eyas.config import Config
+from eyas.data.store import Document, plan_shards, shard_name, write_shard
+from eyas.data.tokens import Tokens, load_tokens
+from eyas.progress import Progress
+from eyas.stages import draft_shape, states_artifact, tokens_artifact, verifier_facts
+from eyas.verifier.locate import locate
+
+
+def capture(config: Config) -> None:
+    """Write the states artifact of the tokens artifact, unless it exists."""
+    artifact = states_artifact(config)
+    tokens = load_tokens(tokens_artifact(config).directory)
+    with building(artifact) as partial:
+        if partial is None:
+            return
+        shards = plan_shards(tokens.lengths, config.capture.tokens_per_shard)
+        present = [(partial / shard_name(index)).exists() for index in range(len(shards))]
+        num_tokens = [sum(tokens.lengths[row] for row in rows) for rows in shards]
+        done = sum(count for count, there in zip(num_tokens, present, strict=True) if there)
+        if done:
+            print(f"capture  resumes after {done:,} of {sum(num_tokens):,} tokens", flush=True)
+        if not all(present):
+            facts = verifier_facts(config)
+            device = "cuda" if config.trainer.accelerator == "cuda" else "cpu"
+            verifier = load_verifier(
+                config.verifier, locate(config.verifier), facts, getattr(torch, config.capture.dtype.name)
+            ).to(device)
+            progress = Progress("capture", sum(num_tokens), "tokens", done=done)
+            tap = Tap(verifier, config.verifier.transformers, draft_shape(config).layer_ids, facts.num_layers)
+            for index, rows in enumerate(shards):
+                if not present[index]:
+                    documents = _documents(verifier, tap, tokens, rows, config.capture.tokens_per_batch, progress)
+                    write_shard(partial / shard_name(index), documents)
+        complete(
+            artifact,
+            partial,
+            {"tokens": sum(num_tokens), "shards": [_entry(partial, i, rows, tokens) for i, rows in enumerate(shards)]},
+        )
+
+
+def plan_batches(rows: Sequence[int], lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:
+    """Rows of similar length together, so that little is padded; a batch holds at most tokens_per_batch, or one row."""
+    batch: list[int] = []
+    for row in sorted(rows, key=lambda row: (-lengths[row], row)):
+        if batch and (len(batch) + 1) * lengths[batch[0]] > tokens_per_batch:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+@torch.inference_mode()
+def _documents(
+    verifier: PreTrainedModel, tap: Tap, tokens: Tokens, rows: range, tokens_per_batch: int, progress: Progress
+) -> list[Document]:
+    documents: dict[int, Document] = {}
+    for batch in plan_batches(rows, tokens.lengths, tokens_per_batch):
+        contents = [tokens.row(row) for row in batch]
+        ids_BS = torch.nn.utils.rnn.pad_sequence([ids.long() for ids, _ in contents], batch_first=True)
+        attention_BS = torch.nn.utils.rnn.pad_sequence([torch.ones_like(ids) for ids, _ in contents], batch_first=True)
+        hidden_BSLH, last_BSH = _forward(verifier, tap, ids_BS, attention_BS)
+        for slot, (row, (ids, mask)) in enumerate(zip(batch, contents, strict=True)):
+            length = len(ids)
+            documents[row] = Document(
+                ids, mask, hidden_BSLH[slot, :length].cpu().clone(), last_BSH[slot, :length].cpu().clone()
+            )
+        progress.advance(sum(tokens.lengths[row] for row in batch))
+    return [documents[row] for row in rows]
+
+
+def _forward(verifier: PreTrainedModel, tap: Tap, ids_BS: Tensor, attention_BS: Tensor) -> tuple[Tensor, Tensor]:
+    with tap:
+        # Logits are not needed: the teacher makes them from the last state. One position keeps the head's cost at nothing.
+        verifier(
+            input_ids=ids_BS.to(verifier.device),
+            attention_mask=attention_BS.to(verifier.device),
+            use_cache=False,
+            logits_to_keep=1,
+        )
+        return tap.take()
+
+
+def _entry(directory: Path, index: int, rows: range, tokens: Tokens) -> dict[str, object]:
+    name = shard_name(index)
+    return {
+        "file": name,
+        "sha256": sha256_of(directory / name),
+        "first_row": rows.start,
+        "lengths": [tokens.lengths[row] for row in rows],
+    }

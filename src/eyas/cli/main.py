@@ -1,0 +1,84 @@
+"""`eyas COMMAND ...`: the whole chain, or one stage of it.
+
+    eyas train    key=value ...        conversations to a measured draft (as `python train.py`)
+    eyas prepare  key=value ...        conversations -> tokens and loss mask
+    eyas capture  key=value ...        tokens -> the verifier's hidden states
+    eyas export   RUN_DIR              a run's newest checkpoint -> draft/ (what vLLM loads)
+    eyas evaluate RUN_DIR key=value    measure a run's draft (evaluation=... and its keys)
+
+key=value and --config-dir, --cfg job, --help, -m are Hydra's; `eyas train --help` lists groups and options.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from eyas.artifact import write_file
+from eyas.cli import train
+from eyas.cli.compose import Composed, command_line_without, compose, from_command_line, saved_overrides
+from eyas.compare.report import print_summary, write_report
+from eyas.config import config_yaml, load_config
+from eyas.errors import EyasError
+from eyas.process import fail
+from eyas.training.run import Run
+
+COMPOSING: dict[str, Callable[[Composed], object]] = {
+    "train": train.train,
+    "prepare": lambda composed: train.prepare(composed.config),
+    "capture": lambda composed: train.capture(composed.config),
+}
+
+
+def export(run: Run, overrides: list[str]) -> None:
+    """Export again what is already trained."""
+    if overrides:
+        raise EyasError(f"eyas export takes a run directory and nothing else, found {' '.join(overrides)}")
+    train.export(run)
+    print(f"draft    {run.draft}")
+
+
+def evaluate(run: Run, overrides: list[str]) -> None:
+    """Measure a run's draft, in another setting if asked; everything else stays as the run has it."""
+    foreign = [override for override in overrides if not override.startswith("evaluation")]
+    if foreign:
+        raise EyasError(
+            f"eyas evaluate changes evaluation=... and its keys, not {' '.join(foreign)}: that would be another run"
+        )
+    config = load_config(run.config_file)
+    saved, config_dirs = saved_overrides(run.directory)
+    config.evaluation = compose([*saved, *overrides], config_dirs).evaluation
+    write_file(run.config_file, config_yaml(config))
+    train.export(run)
+    train.evaluate(config, run)
+    write_report(config, run)
+    print_summary(config, run)
+
+
+WORKING_ON_RUNS: dict[str, Callable[[Run, list[str]], None]] = {"export": export, "evaluate": evaluate}
+
+
+def main() -> None:
+    command = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if command in COMPOSING:
+        command_line_without(1)
+        from_command_line(COMPOSING[command])
+    elif command in WORKING_ON_RUNS:
+        try:
+            WORKING_ON_RUNS[command](_run(sys.argv[2:3]), sys.argv[3:])
+        except EyasError as error:
+            fail(error)
+    elif command in ("--help", "-h", "help"):
+        print(__doc__)
+    else:
+        fail(f"eyas {command}: there is no such command; it has: {', '.join([*COMPOSING, *WORKING_ON_RUNS])}")
+
+
+def _run(arguments: list[str]) -> Run:
+    run = Run(Path(arguments[0] if arguments else "."))
+    if not run.exists():
+        raise EyasError(f"{run.directory} is no run directory (outputs/NAME, with config.yaml in it)")
+    return run
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,360 @@
+"""The configuration: one dataclass per group of `conf/`, checked once at the border.
+
+Everything here is imported before a configuration is known to be right, so nothing here may import torch.
+Field = YAML key = argument, spelled alike everywhere; every default a user can see stands in `conf/`.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from eyas.errors import EyasError
+
+
+class NormKind(Enum):
+    """The verifier's final norm, between the captured state and its head."""
+
+    rms = "rms"
+
+
+class DraftArchitecture(Enum):
+    """The decoder layer of the draft; vLLM serves these two."""
+
+    llama = "llama"
+    qwen3 = "qwen3"
+
+
+class DraftVocabulary(Enum):
+    """Where a draft that starts from another draft takes its vocabulary from."""
+
+    keep = "keep"
+    remap = "remap"
+
+
+class Loss(Enum):
+    """What the draft is trained to match: the teacher's distribution (kl) or its most likely token (ce)."""
+
+    kl = "kl"
+    ce = "ce"
+
+
+class Dtype(Enum):
+    """A floating-point type, by torch's name."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class Engine(Enum):
+    """The program that runs the verifier."""
+
+    transformers = "transformers"
+
+
+@dataclass(kw_only=True)
+class Number:
+    """A number that is either written down (`value`) or read from the checkpoint's config (`config`, a dotted path)."""
+
+    config: str | None = None
+    value: float | None = None
+
+
+@dataclass(kw_only=True)
+class MakeConfig:
+    """How to make the verifier's checkpoint where `path` is null. Exactly one of the two."""
+
+    gguf: str | None = None
+    """`package/file.gguf`: a GGUF file shipped inside an installed Python package."""
+    random: dict[str, Any] | None = None
+    """Arguments of a transformers config (with `model_type`): random weights, for tests."""
+
+
+@dataclass(kw_only=True)
+class ConfigPaths:
+    """Where the checkpoint's config.json keeps the language model's numbers."""
+
+    path: str = MISSING
+    """Dotted path to the language model's own config; empty: the top level."""
+    num_layers: str = MISSING
+    hidden_size: str = MISSING
+    vocab_size: str = MISSING
+
+
+@dataclass(kw_only=True)
+class TensorKeys:
+    """Exact names of the three tensors that are read; the first candidate that exists is taken."""
+
+    embedding: list[str] = MISSING
+    norm: list[str] = MISSING
+    head: list[str] = MISSING
+
+
+@dataclass(kw_only=True)
+class NormConfig:
+    """The final norm."""
+
+    kind: NormKind = MISSING
+    eps: Number = MISSING
+
+
+@dataclass(kw_only=True)
+class ModulePaths:
+    """Where transformers' model keeps the modules that are hooked during capture."""
+
+    layers: str = MISSING
+    norm: str = MISSING
+
+
+@dataclass(kw_only=True)
+class ChatConfig:
+    """How conversations become text."""
+
+    kwargs: dict[str, Any] = MISSING
+    """Arguments of the chat template, such as enable_thinking; recorded with the tokens."""
+
+
+@dataclass(kw_only=True)
+class DraftShape:
+    """The draft layer that suits this verifier; null: as the verifier's own layer."""
+
+    head_dim: int | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    intermediate_size: int | None = None
+    layer_ids: list[int] | None = None
+    """Captured layers: id i is the residual stream entering layer i. Null: 2, n//2, n-3."""
+
+
+@dataclass(kw_only=True)
+class VerifierConfig:
+    """What the target LLM is. A new architecture is a file of these values, never code."""
+
+    name: str = MISSING
+    path: str | None = None
+    """A local directory or a hub id."""
+    revision: str | None = None
+    """Commit, branch or tag of a hub id."""
+    make: MakeConfig | None = None
+    config: ConfigPaths = MISSING
+    keys: TensorKeys = MISSING
+    tied: bool = MISSING
+    """The head is the embedding: true exactly when the checkpoint holds no head."""
+    norm: NormConfig = MISSING
+    transformers: ModulePaths = MISSING
+    chat: ChatConfig = MISSING
+    draft: DraftShape = MISSING
+
+
+@dataclass(kw_only=True)
+class DataConfig:
+    """Conversations whose assistant turns the verifier wrote."""
+
+    name: str = MISSING
+    path: str = MISSING
+    """A JSONL file with `conversations` or `messages` on each line; `conf:` in front means beside these YAML files."""
+    num_held_out: int = MISSING
+    """The first so many conversations are never trained on: they validate and evaluate."""
+    max_length: int = MISSING
+    """Tokens of a conversation that are kept; the rest is cut and counted."""
+
+    def __post_init__(self) -> None:
+        _at_least("data.num_held_out", self.num_held_out, 1)
+        _at_least("data.max_length", self.max_length, 4)
+
+
+@dataclass(kw_only=True)
+class CaptureConfig:
+    """Who produces the verifier's hidden states, and how they are stored."""
+
+    engine: Engine = MISSING
+    dtype: Dtype = MISSING
+    """The verifier computes, and the states are stored, in this type."""
+    tokens_per_batch: int = MISSING
+    """Tokens in one forward of the verifier, padding included."""
+    tokens_per_shard: int = MISSING
+    """Tokens in one file of the store; a killed capture resumes after the last whole file."""
+
+    def __post_init__(self) -> None:
+        _at_least("capture.tokens_per_batch", self.tokens_per_batch, 1)
+        _at_least("capture.tokens_per_shard", self.tokens_per_shard, 1)
+
+
+@dataclass(kw_only=True)
+class DraftConfig:
+    """The EAGLE-3 draft: speculators' Eagle3DraftModel."""
+
+    name: str = MISSING
+    architecture: DraftArchitecture = MISSING
+    num_layers: int = MISSING
+    vocab_size: int | None = MISSING
+    """The most frequent tokens of the training answers; null: the verifier's whole vocabulary."""
+    layer_ids: list[int] | None = MISSING
+    """Captured layers that the draft reads (null: the verifier's choice)."""
+    norm_before_residual: bool = MISSING
+    """The residual starts from the normalised hidden state."""
+    norm_before_fc: bool = MISSING
+    """One RMSNorm over the concatenated captured states."""
+    fc_norm: bool = MISSING
+    """One RMSNorm for each captured state (excludes norm_before_fc)."""
+    norm_output: bool = MISSING
+    """Feed the normalised state, not the raw one, into the next step."""
+    trainable_head: bool = MISSING
+    """Train the draft's head (as the EAGLE-3 authors do) or keep the verifier's rows."""
+    init: str | None = MISSING
+    """A draft to start from: a directory or hub id, speculators' format or the raw Eagle3 one."""
+    init_vocabulary: DraftVocabulary = MISSING
+    """With `init`: keep that draft's vocabulary, or choose from this data and carry rows over by token id."""
+
+    def __post_init__(self) -> None:
+        _at_least("draft.num_layers", self.num_layers, 1)
+        if self.vocab_size is not None:
+            _at_least("draft.vocab_size", self.vocab_size, 1)
+        if self.norm_before_fc and self.fc_norm:
+            raise EyasError(
+                "draft.norm_before_fc and draft.fc_norm are both true: they exclude each other, set one to false"
+            )
+
+
+@dataclass(kw_only=True)
+class TrainingConfig:
+    """Our training loop; the optimizer and the schedule have groups of their own."""
+
+    unroll_steps: int = MISSING
+    """Draft steps unrolled per training step (training-time test)."""
+    step_weight_decay: float = MISSING
+    """Unroll step k weighs step_weight_decay ** k in the loss."""
+    loss: Loss = MISSING
+    row_length: int = MISSING
+    """Tokens of a packed row."""
+    rows_per_step: int = MISSING
+    """Packed rows of one optimizer step, over all devices."""
+    max_steps: int | None = MISSING
+    """Length in optimizer steps; null: `epochs` decides."""
+    epochs: float | None = MISSING
+    """Length in passes over the data; null: `max_steps` decides."""
+    compute_dtype: Dtype = MISSING
+    """Type of the forward and backward; master weights and optimizer stay float32."""
+    clip_norm: float = MISSING
+    log_every_n_steps: int = MISSING
+    validate_every_n_steps: int = MISSING
+    checkpoint_every_n_steps: int = MISSING
+    keep_checkpoints: int = MISSING
+    """Newest checkpoints that stay on disk."""
+
+    def __post_init__(self) -> None:
+        for key in ("unroll_steps", "row_length", "rows_per_step", "log_every_n_steps", "validate_every_n_steps"):
+            _at_least(f"training.{key}", getattr(self, key), 1)
+        _at_least("training.checkpoint_every_n_steps", self.checkpoint_every_n_steps, 1)
+        _at_least("training.keep_checkpoints", self.keep_checkpoints, 1)
+        if (self.max_steps is None) == (self.epochs is None):
+            raise EyasError(
+                f"training.max_steps is {self.max_steps} and training.epochs is {self.epochs}: "
+                "exactly one of them sets the length, the other must be null"
+            )
+
+
+@dataclass(kw_only=True)
+class TrainerConfig:
+    """Devices and the strategy: the arguments of lightning.Trainer that describe hardware, nothing else."""
+
+    accelerator: str = MISSING
+    devices: int = MISSING
+    num_nodes: int = MISSING
+    strategy: dict[str, Any] = MISSING
+
+
+@dataclass(kw_only=True)
+class EvaluationConfig:
+    """Real speculative decoding on the held-out prompts, after training."""
+
+    engine: Engine | None = MISSING
+    """Null: no evaluation."""
+    k: int = MISSING
+    """Tokens drafted per verifier forward (a chain)."""
+    num_prompts: int = MISSING
+    max_tokens: int = MISSING
+    """Tokens generated per prompt."""
+    dtype: Dtype = MISSING
+
+    def __post_init__(self) -> None:
+        for key in ("k", "num_prompts", "max_tokens"):
+            _at_least(f"evaluation.{key}", getattr(self, key), 1)
+
+
+@dataclass(kw_only=True)
+class Config:
+    """Everything one run needs."""
+
+    name: str = MISSING
+    """The run: its directory is outputs/<name>; the same name starts or resumes."""
+    group: str | None = MISSING
+    """Runs that belong together (a wandb group)."""
+    seed: int = MISSING
+    outputs: str = MISSING
+    """The directory of all runs and of the shared store."""
+    verifier: VerifierConfig = MISSING
+    data: DataConfig = MISSING
+    capture: CaptureConfig = MISSING
+    draft: DraftConfig = MISSING
+    training: TrainingConfig = MISSING
+    optimizer: dict[str, Any] = MISSING
+    scheduler: dict[str, Any] = MISSING
+    trainer: TrainerConfig = MISSING
+    logger: dict[str, Any] = MISSING
+    evaluation: EvaluationConfig = MISSING
+
+    def __post_init__(self) -> None:
+        if (
+            not re.fullmatch(r"[A-Za-z0-9][\w.+=,-]*(/[A-Za-z0-9][\w.+=,-]*)*", self.name)
+            or self.name.split("/")[0] == "store"
+        ):
+            raise EyasError(
+                f"name={self.name!r} is no run name: it becomes a directory under {self.outputs}/, so use letters, "
+                "digits and . _ - + = , (with / for a sub-directory); `store` is taken"
+            )
+
+
+def to_config(composed: DictConfig) -> Config:
+    """Convert what Hydra composed into types, once; past this border nobody sees a DictConfig.
+
+    The values are merged into a fresh schema, so that a key Hydra let in (`+typo=1`) is refused as well.
+
+    Raises:
+        OmegaConfBaseException: an unknown key, a wrong type, a missing value.
+        EyasError: values that do not go together.
+    """
+    values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    return cast(Config, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), values)))
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The plain values of a configuration dataclass, enums by name: what is saved, hashed and compared."""
+    values = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    return cast(dict[str, Any], values)
+
+
+def load_config(file: Path) -> Config:
+    """Read a resolved configuration that was written as `config_yaml`."""
+    return to_config(cast(DictConfig, OmegaConf.load(file)))
+
+
+def config_yaml(config: Config) -> str:
+    """The resolved configuration as YAML, in the schema's order."""
+    return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings by dotted key."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return flat
+
+
+def _at_least(key: str, value: int, least: int) -> None:
+    if value < least:
+        raise EyasError(f"{key}={value}: must be at least {least}")

@@ -1,0 +1,220 @@
+"""Conversations -> `input_ids` and `loss_mask`, through the tokenizer's own chat template: the tokens stage.
+
+loss_mask is 1 where the verifier wrote the token. It comes from rendering each assistant turn with and without the
+answer, never from a pattern: what the answer adds to "rendered up to the generation prompt" is what the verifier wrote,
+up to its stop token. Where a template rewrites history (so that an earlier turn no longer looks as it did when it was
+written), each turn becomes a row of its own.
+
+Run as `python -m eyas.data.tokens CONFIG`.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from eyas.artifact import building, complete, read_manifest
+from eyas.config import Config, load_config
+from eyas.data.conversations import Conversation, conversations_file, read_conversations
+from eyas.errors import EyasError
+from eyas.process import child_main
+from eyas.stages import tokens_artifact
+from eyas.verifier.checkpoint import Checkpoint
+from eyas.verifier.facts import resolve
+from eyas.verifier.locate import locate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FILE = "tokens.safetensors"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training document."""
+
+    input_ids: list[int]
+    loss_mask: list[bool]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens stage's output: rows concatenated, training rows first, held-out rows after them."""
+
+    input_ids: Tensor
+    loss_mask: Tensor
+    offsets: Tensor
+    """Row r is [offsets[r], offsets[r + 1])."""
+    counts_V: Tensor
+    """How often the verifier wrote each token in the training rows: the draft vocabulary is chosen from these."""
+    num_train_rows: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> list[int]:
+        lengths: list[int] = self.offsets.diff().tolist()
+        return lengths
+
+    def row(self, index: int) -> tuple[Tensor, Tensor]:
+        """(input_ids, loss_mask) of a row."""
+        start, end = self.offsets[index : index + 2].tolist()
+        return self.input_ids[start:end], self.loss_mask[start:end]
+
+    def held_out_prompts(self) -> list[list[int]]:
+        """The held-out rows up to the verifier's first answer."""
+        prompts: list[list[int]] = []
+        for index in range(self.num_train_rows, self.num_rows):
+            input_ids, loss_mask = self.row(index)
+            prompts.append(input_ids[: int(loss_mask.int().argmax())].tolist())
+        return prompts
+
+
+def render(
+    tokenizer: "PreTrainedTokenizerBase", conversation: Conversation, kwargs: dict[str, Any], stop_ids: Sequence[int]
+) -> list[Row]:
+    """Rows of one conversation: one where its rendering is prefix-stable, else one per assistant turn.
+
+    Raises:
+        EyasError: the generation prompt is not how the answer begins, so no span can be told.
+    """
+
+    def ids(messages: list[dict[str, str]], *, prompt: bool) -> list[int]:
+        rendered: list[int] = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=prompt, return_dict=False, **kwargs
+        )
+        return rendered
+
+    messages = conversation.messages
+    whole = ids(messages, prompt=False)
+    rows: list[Row] = []
+    for turn, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        prompt, answered = ids(messages[:turn], prompt=True), ids(messages[: turn + 1], prompt=False)
+        if answered[: len(prompt)] != prompt:
+            raise EyasError(
+                f"{conversation.where}: the chat template renders the answer of turn {turn + 1} differently from how its "
+                "generation prompt begins, so the verifier's tokens can't be told apart"
+            )
+        end = len(prompt) + _written(
+            answered[len(prompt) :], stop_ids, cut=conversation.cut and turn == len(messages) - 1
+        )
+        rows.append(Row(answered[:end], [False] * len(prompt) + [True] * (end - len(prompt))))
+    if all(whole[: len(row.input_ids)] == row.input_ids for row in rows):
+        mask = [False] * len(rows[-1].input_ids)
+        for row in rows:
+            mask = [
+                a or b for a, b in zip(mask, row.loss_mask + [False] * (len(mask) - len(row.loss_mask)), strict=True)
+            ]
+        return [Row(rows[-1].input_ids, mask)]
+    return rows
+
+
+def _written(answer: list[int], stop_ids: Sequence[int], *, cut: bool) -> int:
+    """How many of the answer's rendered tokens the verifier wrote: up to its stop token, or without it where it was cut."""
+    last_stop = next((i for i in reversed(range(len(answer))) if answer[i] in stop_ids), None)
+    if last_stop is None:
+        return len(answer)
+    return last_stop if cut else last_stop + 1
+
+
+def stop_token_ids(checkpoint: Checkpoint, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """The tokens that end an answer, from generation_config.json, config.json and the tokenizer."""
+    ids = {tokenizer.eos_token_id}
+    generation = checkpoint.directory / "generation_config.json"
+    for config in (json.loads(generation.read_text()) if generation.exists() else {}, checkpoint.config):
+        eos = config.get("eos_token_id")
+        ids.update(eos if isinstance(eos, list) else [eos])
+    return sorted(token for token in ids if token is not None)
+
+
+def prepare(config: Config) -> None:
+    """Write the tokens artifact, unless it exists.
+
+    Raises:
+        EyasError: unusable conversations; nothing is left behind.
+    """
+    artifact = tokens_artifact(config)
+    with building(artifact) as partial:
+        if partial is None:
+            return
+        checkpoint = locate(config.verifier)
+        vocab_size = resolve(config.verifier, checkpoint).vocab_size
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint.directory)
+        counts: Counter[str] = Counter()
+        train, held_out = _split(
+            _rows(config, tokenizer, stop_token_ids(checkpoint, tokenizer), counts), config.data.num_held_out
+        )
+        for name, rows in (("train", train), ("held_out", held_out)):
+            if not rows:
+                raise EyasError(
+                    f"data.path={config.data.path} leaves no {name} rows: {counts['conversations']} conversations, "
+                    f"data.num_held_out={config.data.num_held_out}, {counts['unsupervised_rows']} rows without supervised tokens"
+                )
+            counts[f"{name}_rows"] = len(rows)
+            counts[f"{name}_tokens"] = sum(len(row.input_ids) for row in rows)
+            counts[f"{name}_supervised_tokens"] = sum(sum(row.loss_mask) for row in rows)
+        written = torch.tensor(
+            [token for row in train for token, mask in zip(row.input_ids, row.loss_mask, strict=True) if mask]
+        )
+        if int(written.max()) >= vocab_size:
+            raise EyasError(
+                f"the tokenizer makes id {int(written.max())}, the verifier's embedding has {vocab_size} rows: they don't belong together"
+            )
+        rows = train + held_out
+        tensors = {
+            "input_ids": torch.tensor([token for row in rows for token in row.input_ids], dtype=torch.int32),
+            "loss_mask": torch.tensor([mask for row in rows for mask in row.loss_mask], dtype=torch.bool),
+            "offsets": torch.tensor([0, *(len(row.input_ids) for row in rows)]).cumsum(0),
+            "counts": torch.bincount(written, minlength=vocab_size),
+        }
+        save_file(tensors, partial / FILE)
+        complete(artifact, partial, dict(counts))
+
+
+def load_tokens(directory: Path) -> Tokens:
+    """Read a complete tokens artifact."""
+    tensors = load_file(directory / FILE)
+    num_train_rows = read_manifest(directory)["counts"]["train_rows"]
+    return Tokens(tensors["input_ids"], tensors["loss_mask"], tensors["offsets"], tensors["counts"], num_train_rows)
+
+
+def _rows(
+    config: Config, tokenizer: "PreTrainedTokenizerBase", stop_ids: Sequence[int], counts: Counter[str]
+) -> Iterator[tuple[int, Row]]:
+    """(conversation number, row) of every row with at least one supervised token, cut to data.max_length."""
+    for number, conversation in enumerate(read_conversations(conversations_file(config.data.path))):
+        counts["conversations"] += 1
+        for row in render(tokenizer, conversation, config.verifier.chat.kwargs, stop_ids):
+            kept = Row(row.input_ids[: config.data.max_length], row.loss_mask[: config.data.max_length])
+            counts["cut_rows"] += len(kept.input_ids) < len(row.input_ids)
+            if any(kept.loss_mask):
+                yield number, kept
+            else:
+                counts["unsupervised_rows"] += 1
+
+
+def _split(rows: Iterator[tuple[int, Row]], num_held_out: int) -> tuple[list[Row], list[Row]]:
+    train: list[Row] = []
+    held_out: list[Row] = []
+    for number, row in rows:
+        (held_out if number < num_held_out else train).append(row)
+    return train, held_out
+
+
+def main(config_file: Path) -> None:
+    prepare(load_config(config_file))
+
+
+if __name__ == "__main__":
+    child_main(main)

@@ -1,0 +1,35 @@
+"""Building a run's draft: the verifier's embedding and head rows, and a fresh layer or an existing draft's."""
+
+import torch
+
+from eyas.config import Config
+from eyas.data.tokens import load_tokens
+from eyas.draft.initial import initial_draft
+from eyas.draft.model import Draft, draft_config
+from eyas.draft.vocabulary import choose
+from eyas.stages import draft_shape, tokens_artifact, verifier_facts
+from eyas.verifier.locate import locate
+
+
+def build_draft(config: Config) -> Draft:
+    """The draft as training starts it: float32, deterministic for a seed.
+
+    Raises:
+        EyasError: `draft.init` names a draft that doesn't fit.
+    """
+    checkpoint, facts, shape = locate(config.verifier), verifier_facts(config), draft_shape(config)
+    start = initial_draft(config, shape) if config.draft.init else None
+    if start is not None and start.keeps_vocabulary:
+        draft_ids_D = start.draft_ids_D
+    else:
+        draft_ids_D = choose(load_tokens(tokens_artifact(config).directory).counts_V, shape.draft_vocab_size)
+    torch.manual_seed(config.seed)
+    verifier = config.verifier.path or str(checkpoint.directory)
+    draft = Draft(
+        draft_config(config.draft, shape, verifier=verifier, unroll_steps=config.training.unroll_steps), draft_ids_D
+    )
+    draft.embed_tokens.weight.data = checkpoint.tensor(facts.embedding_key).float()
+    draft.lm_head.weight.data = checkpoint.tensor(facts.head_key)[draft_ids_D].float()
+    if start is not None:
+        start.load_into(draft)
+    return draft

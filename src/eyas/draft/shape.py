@@ -1,0 +1,83 @@
+"""The draft's shape, from the configuration and the verifier's facts; known (and checked) before torch is loaded."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from eyas.config import Config
+from eyas.errors import EyasError
+from eyas.verifier.facts import VerifierFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Every number that the draft's architecture needs."""
+
+    hidden_size: int
+    """As the verifier's: the draft reads its states and its embedding."""
+    verifier_vocab_size: int
+    draft_vocab_size: int
+    layer_ids: list[int]
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_norm_eps: float
+    rope_parameters: dict[str, Any]
+    max_position_embeddings: int
+
+
+def resolve_shape(config: Config, facts: VerifierFacts) -> Shape:
+    """The verifier's YAML (`verifier.draft`) decides; what it leaves null is taken from the verifier's own layer.
+
+    Raises:
+        EyasError: numbers that don't fit the verifier.
+    """
+    wanted, own = config.verifier.draft, facts.language_config
+
+    def number(field: str) -> int:
+        value = getattr(wanted, field) or own.get(field)
+        if not isinstance(value, int):
+            raise EyasError(
+                f"verifier.draft.{field} is null and config.json of {config.verifier.name} has no {field}: set verifier.draft.{field}"
+            )
+        return value
+
+    heads = number("num_attention_heads")
+    head_dim = wanted.head_dim or own.get("head_dim") or facts.hidden_size // heads
+    key_value_heads = wanted.num_key_value_heads or own.get("num_key_value_heads") or heads
+    if heads % key_value_heads:
+        raise EyasError(f"verifier.draft: {heads} attention heads are no multiple of {key_value_heads} key-value heads")
+    return Shape(
+        hidden_size=facts.hidden_size,
+        verifier_vocab_size=facts.vocab_size,
+        draft_vocab_size=_draft_vocab_size(config, facts),
+        layer_ids=_layer_ids(config, facts),
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        head_dim=head_dim,
+        intermediate_size=number("intermediate_size"),
+        rms_norm_eps=facts.norm_eps,
+        rope_parameters=own.get("rope_parameters")
+        or {"rope_type": "default", "rope_theta": own.get("rope_theta", 10000.0)},
+        max_position_embeddings=own.get("max_position_embeddings", 4096),
+    )
+
+
+def _layer_ids(config: Config, facts: VerifierFacts) -> list[int]:
+    ids = config.draft.layer_ids or config.verifier.draft.layer_ids or facts.default_layer_ids
+    n = facts.num_layers
+    if ids != sorted(set(ids)) or not all(0 <= id < n for id in ids):
+        raise EyasError(
+            f"draft.layer_ids={ids}: expected distinct ids in ascending order from 0 to {n - 1} "
+            f"({config.verifier.name} has {n} layers; id i is the residual stream entering layer i)"
+        )
+    return ids
+
+
+def _draft_vocab_size(config: Config, facts: VerifierFacts) -> int:
+    size = facts.vocab_size if config.draft.vocab_size is None else config.draft.vocab_size
+    if size > facts.vocab_size:
+        raise EyasError(
+            f"draft.vocab_size={size} is larger than the vocabulary of {config.verifier.name}, {facts.vocab_size}; null means all of it"
+        )
+    return size

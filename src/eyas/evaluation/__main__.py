@@ -1,0 +1,20 @@
+"""`python -m eyas.evaluation RUN_DIR`: measures the run's draft with the engine that the configuration names."""
+
+from pathlib import Path
+
+from transformers.utils import logging
+
+from eyas.config import load_config
+from eyas.evaluation.transformers import evaluate
+from eyas.process import child_main
+from eyas.training.run import Run
+
+
+def main(directory: Path) -> None:
+    logging.disable_progress_bar()
+    run = Run(directory)
+    evaluate(load_config(run.config_file), run)
+
+
+if __name__ == "__main__":
+    child_main(main)

@@ -1,0 +1,139 @@
+"""Greedy speculative decoding with a chain: the draft proposes k tokens, the verifier checks them in one forward.
+
+The output is the verifier's own greedy output, whatever the draft says; a better draft only makes it come in fewer
+forwards. Shapes: N new positions, L captured layers, H hidden size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from eyas.capture.tap import Tap
+from eyas.draft.model import Draft
+
+
+class CachedVerifier:
+    """The verifier with a key-value cache over what it has read so far."""
+
+    def __init__(self, model: PreTrainedModel, tap: Tap) -> None:
+        self.model, self.tap = model, tap
+        self.restart()
+
+    def restart(self) -> None:
+        self.cache = DynamicCache()
+        self.num_read = 0
+
+    def read(self, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Read N tokens in one forward: (logits [N, V], captured states [N, L, H])."""
+        ids_1N = torch.tensor([tokens], device=self.model.device)
+        with self.tap:
+            logits_NV = self.model(input_ids=ids_1N, past_key_values=self.cache, use_cache=True).logits[0]
+            hidden_1NLH, _ = self.tap.take()
+        self.num_read += len(tokens)
+        return logits_NV, hidden_1NLH[0]
+
+    def forget(self, count: int) -> None:
+        """Drop the last `count` tokens from the cache."""
+        if count:
+            self.num_read -= count
+            self.cache.crop(-count)
+
+
+class Drafter:
+    """The draft with a key-value cache of its own: true history first, its guesses on top, for one proposal at a time."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        draft.config.transformer_layer_config._attn_implementation = "sdpa"
+        self.restart()
+
+    def restart(self) -> None:
+        self.cache = DynamicCache()
+        self.num_read = 0
+
+    def read(self, tokens: Sequence[int], hidden_NLH: Tensor) -> None:
+        """Read true history: the verifier's state of each position with the token that followed it."""
+        guessed = self.cache.get_seq_length() - self.num_read
+        if guessed:
+            self.cache.crop(-guessed)
+        self._decode(tokens, self.draft.fuse(hidden_NLH))
+        self.num_read += len(tokens)
+
+    def propose(self, k: int) -> list[int]:
+        """k tokens of the verifier's vocabulary, each the draft's most likely after the ones before."""
+        proposal = [self._greedy()]
+        while len(proposal) < k:
+            self._decode(proposal[-1:], self.hidden_1H)
+            proposal.append(self._greedy())
+        return proposal
+
+    def _greedy(self) -> int:
+        return int(self.draft.draft_ids_D[self.draft.head(self.normed_1H)[0].argmax()])
+
+    def _decode(self, tokens: Sequence[int], hidden_NH: Tensor) -> None:
+        device, past = hidden_NH.device, self.cache.get_seq_length()
+        position_N = torch.arange(past, past + len(tokens), device=device)
+        visible = torch.arange(past + len(tokens), device=device) <= position_N[:, None]
+        hidden_NH, normed_NH = self.draft.decode(
+            torch.tensor(tokens, device=device), hidden_NH, position_N, visible[None, None], self.cache
+        )
+        self.hidden_1H, self.normed_1H = hidden_NH[-1:], normed_NH[-1:]
+
+
+@dataclass
+class Decoded:
+    """One prompt's continuation and what it took."""
+
+    tokens: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    """For each verifier forward after the prefill: how many of the k drafted tokens were right."""
+    gaps: list[float] = field(default_factory=list)
+    """For each token: how far the verifier's best logit was above its second best."""
+
+
+@torch.inference_mode()
+def decode_plain(verifier: CachedVerifier, prompt: Sequence[int], max_tokens: int, stop_ids: Sequence[int]) -> Decoded:
+    """The verifier's greedy continuation, token by token."""
+    verifier.restart()
+    decoded = Decoded()
+    tokens = prompt
+    while True:
+        logits_NV, _ = verifier.read(tokens)
+        best = logits_NV[-1].float().topk(2)
+        decoded.gaps.append(float(best.values[0] - best.values[1]))
+        decoded.tokens.append(int(best.indices[0]))
+        if len(decoded.tokens) == max_tokens or decoded.tokens[-1] in stop_ids:
+            return decoded
+        tokens = decoded.tokens[-1:]
+
+
+@torch.inference_mode()
+def decode_speculatively(
+    verifier: CachedVerifier, drafter: Drafter, prompt: Sequence[int], k: int, max_tokens: int, stop_ids: Sequence[int]
+) -> Decoded:
+    """The same continuation, k drafted tokens at a time."""
+    verifier.restart()
+    drafter.restart()
+    logits_NV, hidden_NLH = verifier.read(prompt)
+    decoded = Decoded(tokens=[int(logits_NV[-1].argmax())])
+    drafter.read([*prompt[1:], decoded.tokens[0]], hidden_NLH)
+    while len(decoded.tokens) < max_tokens and not any(token in stop_ids for token in decoded.tokens):
+        proposal = drafter.propose(k)
+        logits_NV, hidden_NLH = verifier.read([decoded.tokens[-1], *proposal])
+        said = logits_NV.argmax(-1).tolist()
+        right = next((i for i in range(k) if proposal[i] != said[i]), k)
+        verifier.forget(k - right)
+        drafter.read(said[: right + 1], hidden_NLH[: right + 1])
+        decoded.tokens += said[: right + 1]
+        decoded.accepted.append(right)
+    decoded.tokens = _cut(decoded.tokens, max_tokens, stop_ids)
+    return decoded
+
+
+def _cut(tokens: list[int], max_tokens: int, stop_ids: Sequence[int]) -> list[int]:
+    """A forward can overshoot: keep what plain decoding would have written."""
+    stop = next((i for i, token in enumerate(tokens) if token in stop_ids), len(tokens))
+    return tokens[: min(stop + 1, max_tokens)]

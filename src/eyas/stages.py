@@ -1,0 +1,74 @@
+"""What each stage's artifact is made of; torch-free, so that the supervisor knows in an instant what is already there.
+
+conversations -> tokens -> states -> run (checkpoints, metrics) -> draft -> evaluation
+"""
+
+from pathlib import Path
+from typing import Any
+
+from eyas.artifact import Artifact, sha256_of
+from eyas.config import Config, to_dict
+from eyas.data.conversations import conversations_file
+from eyas.draft.shape import Shape, resolve_shape
+from eyas.verifier.facts import VerifierFacts, resolve
+from eyas.verifier.locate import locate
+
+
+def tokens_artifact(config: Config) -> Artifact:
+    """`input_ids` and `loss_mask` of every row: determined by the conversations, the tokenizer and the chat template."""
+    checkpoint = locate(config.verifier)
+    fields = {
+        "conversations": sha256_of(conversations_file(config.data.path)),
+        "num_held_out": config.data.num_held_out,
+        "max_length": config.data.max_length,
+        "tokenizer": checkpoint.tokenizer_identity,
+        "chat": to_dict(config.verifier.chat),
+        "vocab_size": verifier_facts(config).vocab_size,
+    }
+    return Artifact(store=store(config), stage="tokens", fields=fields)
+
+
+def states_artifact(config: Config) -> Artifact:
+    """The verifier's hidden states for every token: determined by its weights, the layers, and how it is run."""
+    fields = {
+        "verifier": locate(config.verifier).identity,
+        "layer_ids": draft_shape(config).layer_ids,
+        "last": "pre_norm",
+        "capture": to_dict(config.capture),
+    }
+    return Artifact(
+        store=store(config), stage="states", fields=fields, inputs={"tokens": tokens_artifact(config).fingerprint}
+    )
+
+
+def run_identity(config: Config) -> dict[str, Any]:
+    """The values that change what a run learns; `trainer`, `logger`, `evaluation` and the length do not."""
+    values = to_dict(config)
+    for key in ("name", "group", "outputs", "trainer", "logger", "evaluation"):
+        del values[key]
+    for key in (
+        "max_steps",
+        "epochs",
+        "log_every_n_steps",
+        "validate_every_n_steps",
+        "checkpoint_every_n_steps",
+        "keep_checkpoints",
+    ):
+        del values["training"][key]
+    # Content, not places: a moved file is the same data, a changed one is not.
+    del values["data"]["path"], values["verifier"]["path"], values["verifier"]["revision"]
+    values["verifier"]["weights"] = locate(config.verifier).identity
+    values["data"]["tokens"] = tokens_artifact(config).fingerprint
+    return values
+
+
+def verifier_facts(config: Config) -> VerifierFacts:
+    return resolve(config.verifier, locate(config.verifier))
+
+
+def draft_shape(config: Config) -> Shape:
+    return resolve_shape(config, verifier_facts(config))
+
+
+def store(config: Config) -> Path:
+    return Path(config.outputs) / "store"

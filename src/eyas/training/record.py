@@ -1,0 +1,98 @@
+"""What a run leaves for people: metrics.csv, and a line every few steps."""
+
+import csv
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning
+from lightning import Trainer
+from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
+from lightning.pytorch.utilities import rank_zero_only
+
+from eyas.progress import duration
+from eyas.training.run import read_metrics
+
+
+class MetricsCsv(Logger):
+    """metrics.csv: a row per logged step. A resumed run drops what lies after its checkpoint and appends."""
+
+    def __init__(self, file: Path, *, resume_step: int) -> None:
+        super().__init__()
+        self.file = file
+        rows = [row for row in read_metrics(file) if row["step"] <= resume_step]
+        self.columns = list(dict.fromkeys(["step", *(key for row in rows for key in row)]))
+        self._rewrite(rows)
+
+    @property
+    def name(self) -> str:
+        return "metrics"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> None:
+        return None
+
+    @rank_zero_only
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """The configuration stands beside the file."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        row = {"step": step, **{key: value for key, value in metrics.items() if key != "epoch"}}
+        new = [key for key in row if key not in self.columns]
+        if new:
+            rows = read_metrics(self.file)
+            self.columns += new
+            self._rewrite(rows)
+        with self.file.open("a", newline="") as stream:
+            csv.DictWriter(stream, self.columns).writerow(row)
+
+    @rank_zero_only
+    def _rewrite(self, rows: list[dict[str, float]]) -> None:
+        with self.file.open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, self.columns)
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+class ProgressLines(lightning.Callback):
+    """A plain line about every ten seconds, and one per validation."""
+
+    def __init__(self, num_steps: int, every_seconds: float = 10.0) -> None:
+        self.num_steps, self.every_seconds = num_steps, every_seconds
+
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
+        self.first, self.started = trainer.global_step, time.monotonic()
+        self.printed = self.started
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        now, step = time.monotonic(), trainer.global_step
+        if not trainer.is_global_zero or (now - self.printed < self.every_seconds and step < self.num_steps):
+            return
+        self.printed = now
+        values = trainer.callback_metrics
+        left = (now - self.started) / (step - self.first) * (self.num_steps - step)
+        print(
+            f"train    step {step}/{self.num_steps}  loss {values['train/loss']:.3f}  tau_sim {values['train/tau_sim']:.2f}  "
+            f"{values['train/tokens_per_second']:,.0f} tokens/s  {duration(left)} left",
+            flush=True,
+        )
+
+    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.is_global_zero:
+            values = trainer.callback_metrics
+            joint = " ".join(
+                f"{values[key]:.3f}"
+                for key in sorted(values)
+                if key.startswith("val/acceptance_") and "cond" not in key
+            )
+            print(
+                f"validate step {trainer.global_step}  loss {values['val/loss']:.3f}  acceptance {joint}  tau_sim {values['val/tau_sim']:.3f}",
+                flush=True,
+            )

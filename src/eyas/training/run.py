@@ -1,0 +1,158 @@
+"""The run directory `outputs/<name>`: what a run is, and whether a command may start or resume it. Torch-free."""
+
+import csv
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from eyas.artifact import locked, read_manifest, write_file
+from eyas.config import Config, config_yaml, flatten
+from eyas.errors import EyasError
+from eyas.stages import run_identity
+
+PROVENANCE_FILE = "eyas.json"
+"""In an exported draft: which run, step, verifier and data it came from."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's directory and the files in it."""
+
+    directory: Path
+
+    @classmethod
+    def of(cls, config: Config) -> "Run":
+        return cls(Path(config.outputs) / config.name)
+
+    @property
+    def config_file(self) -> Path:
+        return self.directory / "config.yaml"
+
+    @property
+    def identity_file(self) -> Path:
+        return self.directory / "identity.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.directory / "metrics.csv"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.directory / "checkpoints"
+
+    @property
+    def draft(self) -> Path:
+        return self.directory / "draft"
+
+    @property
+    def evaluation_file(self) -> Path:
+        return self.directory / "evaluation.json"
+
+    def exists(self) -> bool:
+        return self.identity_file.exists()
+
+    def check(self, config: Config) -> None:
+        """Whether `config` may use this directory; nothing is written.
+
+        Raises:
+            EyasError: it holds another run, something that is no run, or can't be written.
+        """
+        if not self.exists():
+            if self.directory.exists() and any(self.directory.iterdir()):
+                raise EyasError(f"{self.directory} exists and is no run of Eyas; choose another name=...")
+            _check_writable(self.directory)
+            return
+        found, wanted = flatten(yaml.safe_load(self.identity_file.read_text())), flatten(run_identity(config))
+        different = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
+        if different:
+            changes = "; ".join(f"{key}: {found.get(key)} there, {wanted.get(key)} now" for key in different[:6])
+            more = f" and {len(different) - 6} more" if len(different) > 6 else ""
+            raise EyasError(
+                f"{self.directory} holds another run ({changes}{more}); start this one anew with name={config.name}-2"
+            )
+
+    @contextmanager
+    def opened(self, config: Config, overrides: list[str], config_dirs: list[str]) -> Iterator[None]:
+        """Create or reopen the directory and hold it: one process per run.
+
+        Raises:
+            EyasError: another process is at work in it.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            with locked(self.directory, wait=False):
+                write_file(self.config_file, config_yaml(config))
+                write_file(
+                    self.directory / "overrides.json",
+                    json.dumps({"overrides": overrides, "config_dirs": config_dirs}) + "\n",
+                )
+                if not self.exists():
+                    write_file(self.identity_file, yaml.safe_dump(run_identity(config), sort_keys=False))
+                yield
+        except BlockingIOError:
+            raise EyasError(
+                f"{self.directory} is in use by another process; wait for it, or choose another name=..."
+            ) from None
+
+    def newest_checkpoint(self) -> Path | None:
+        """The newest complete checkpoint; None before the first.
+
+        Raises:
+            EyasError: there are checkpoints, but none is complete.
+        """
+        found = sorted(path for path in self.checkpoints.glob("step-*") if path.suffix != ".partial")
+        whole = [path for path in found if read_manifest(path)]
+        if found and not whole:
+            raise EyasError(f"{self.checkpoints} holds checkpoints, but none is complete; move them away to start anew")
+        return whole[-1] if whole else None
+
+    def is_trained(self, config: Config) -> bool:
+        """Whether the newest checkpoint ends a training of the length that `config` asks for."""
+        newest = self.newest_checkpoint()
+        return newest is not None and read_manifest(newest).get("finished_length") == length(config)
+
+    def exported_step(self) -> int | None:
+        """The step of the draft that was exported; None before the first export."""
+        file = self.draft / PROVENANCE_FILE
+        return int(json.loads(file.read_text())["step"]) if file.exists() else None
+
+    def evaluation(self) -> dict[str, Any]:
+        """evaluation.json; empty before the first evaluation."""
+        return json.loads(self.evaluation_file.read_text()) if self.evaluation_file.exists() else {}
+
+
+def length(config: Config) -> dict[str, Any]:
+    """What sets the run's length: no part of its identity, so that a longer one continues it."""
+    return {"max_steps": config.training.max_steps, "epochs": config.training.epochs}
+
+
+def read_metrics(file: Path) -> list[dict[str, float]]:
+    """The rows of metrics.csv, each with the columns it has a value for; none where there is no file."""
+    if not file.exists():
+        return []
+    with file.open(newline="") as stream:
+        return [
+            {key: int(value) if key == "step" else float(value) for key, value in row.items() if value}
+            for row in csv.DictReader(stream)
+        ]
+
+
+def _check_writable(directory: Path) -> None:
+    """Try to create the directory, and leave nothing behind."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise EyasError(f"outputs: {directory} can't be written ({error.strerror}); set outputs=DIR") from None
+    finally:
+        for path in missing:
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()

@@ -1,0 +1,105 @@
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, run
+from eyas.cli.compose import compose
+from eyas.config import Config, config_yaml, load_config, to_dict
+from eyas.errors import EyasError
+
+OPTIONS = sorted(
+    f"{path.parent.relative_to(ROOT / 'conf')}={path.stem}"
+    for path in (ROOT / "conf").glob("*/*.yaml")
+    if path.parent.name != "sweeps"
+)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_file_composes(option: str) -> None:
+    config = compose([option, "data.path=some.jsonl"], [])
+    assert isinstance(config, Config)
+
+
+def test_default_is_the_demo() -> None:
+    config = compose([], [])
+    assert (config.name, config.trainer.accelerator, config.trainer.devices) == ("smollm2_135m-demo-eagle3", "cpu", 1)
+
+
+def test_verifier_chooses_in_other_groups_and_yields_to_the_command_line(tmp_path: Path) -> None:
+    verifier = tmp_path / "verifier" / "mine.yaml"
+    verifier.parent.mkdir()
+    verifier.write_text(
+        "defaults:\n  - arch/llama@_here_\n  - override /experiment@_global_.experiment: null\nname: mine\n"
+    )
+    assert compose(["verifier=mine"], [str(tmp_path)]).training.unroll_steps == 7
+    assert compose(["verifier=mine", "experiment=demo"], [str(tmp_path)]).training.unroll_steps == 3
+
+
+WRONG = [
+    pytest.param(
+        "draft.vocab_sizee=3", "draft.vocab_sizee: there is no such key; did you mean draft.vocab_size?", id="misspelt"
+    ),
+    pytest.param(
+        "+draft.layer_idss=[1]", "draft.layer_idss: there is no such key; did you mean draft.layer_ids?", id="added"
+    ),
+    pytest.param(
+        "optimizer.lrr=1", "optimizer.lrr: there is no such key; did you mean optimizer.lr?", id="third-party"
+    ),
+    pytest.param(
+        "vocab_size=1", "vocab_size: there is no such key; did you mean verifier.config.vocab_size?", id="other-place"
+    ),
+    pytest.param(
+        "draft.vocab_size=many", "draft.vocab_size=many: Value 'many' of type 'str' could not be converted", id="type"
+    ),
+    pytest.param("training.loss=kll", "training.loss=kll: Invalid value 'kll', expected one of [kl, ce]", id="enum"),
+    pytest.param(
+        "verifier=smollm2", "verifier=smollm2: there is no such option; did you mean smollm2_135m?", id="option"
+    ),
+    pytest.param("data=mine", "data.path must be set", id="missing"),
+    pytest.param("training.unroll_steps=0", "training.unroll_steps=0: must be at least 1", id="range"),
+    pytest.param("training.max_steps=5", "exactly one of them sets the length", id="two-lengths"),
+    pytest.param("draft.fc_norm=true", "exclude each other", id="contradiction"),
+    pytest.param("name=../elsewhere", "is no run name", id="name"),
+]
+
+
+@pytest.mark.parametrize(("override", "message"), WRONG)
+def test_wrong_values_are_one_clear_line(override: str, message: str) -> None:
+    with pytest.raises(EyasError) as error:
+        compose([override], [])
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_misspelt_key_in_a_users_file_is_refused(tmp_path: Path) -> None:
+    experiment = tmp_path / "experiment" / "mine.yaml"
+    experiment.parent.mkdir()
+    experiment.write_text("# @package _global_\ntraining: {epochss: 3}\n")
+    with pytest.raises(EyasError, match=r"training\.epochss: there is no such key; did you mean training\.epochs\?"):
+        compose(["experiment=mine"], [str(tmp_path)])
+
+
+def test_the_command_line_says_it_in_one_line() -> None:
+    done = run("train.py", "draft.vocab_sizee=3")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "eyas: error: draft.vocab_sizee: there is no such key; did you mean draft.vocab_size?\n"
+
+
+def test_cfg_job_takes_less_than_a_second_and_no_torch() -> None:
+    code = "import sys; sys.argv = ['train.py', '--cfg', 'job']; import train; train.main(); assert 'torch' not in sys.modules"
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 1.0
+
+
+def test_config_survives_its_own_yaml(tmp_path: Path) -> None:
+    config = compose(["verifier=tiny_llama"], [])
+    file = tmp_path / "config.yaml"
+    file.write_text(config_yaml(config))
+    assert to_dict(load_config(file)) == to_dict(config)

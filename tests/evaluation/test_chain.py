@@ -1,0 +1,106 @@
+"""Speculative decoding on a real model: the same output whatever the draft, and the states it was trained on."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from eyas.capture.tap import Tap
+from eyas.cli.compose import compose
+from eyas.draft.model import Draft, draft_config
+from eyas.draft.shape import resolve_shape
+from eyas.draft.unroll import causal_in_document, prefix_and_diagonal_attention  # noqa: F401
+from eyas.evaluation.chain import CachedVerifier, Drafter, decode_plain, decode_speculatively
+from eyas.verifier.checkpoint import Checkpoint
+from eyas.verifier.facts import resolve
+
+K = 3
+
+
+@pytest.fixture
+def verifier(tiny_checkpoint: Checkpoint) -> CachedVerifier:
+    config = compose(["verifier=tiny_llama"], [])
+    model = AutoModelForCausalLM.from_pretrained(tiny_checkpoint.directory, dtype=torch.float32).eval()
+    return CachedVerifier(model, Tap(model, config.verifier.transformers, [2, 4, 5], 8))
+
+
+def draft(checkpoint: Checkpoint) -> Draft:
+    config = compose(["verifier=tiny_llama"], [])
+    facts = resolve(config.verifier, checkpoint)
+    shape = resolve_shape(config, facts)
+    torch.manual_seed(0)
+    draft = Draft(draft_config(config.draft, shape, verifier="here", unroll_steps=K), torch.arange(128) * 2)
+    draft.embed_tokens.weight.data = checkpoint.tensor(facts.embedding_key)
+    draft.lm_head.weight.data = checkpoint.tensor(facts.head_key)[draft.draft_ids_D]
+    return draft.eval()
+
+
+PROMPTS = [list(range(40, 60)), [7], list(range(100, 220, 3))]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_output_is_the_verifiers_own(
+    verifier: CachedVerifier, tiny_checkpoint: Checkpoint, prompt: list[int], k: int
+) -> None:
+    drafter = Drafter(draft(tiny_checkpoint))
+    plain = decode_plain(verifier, prompt, 40, [])
+    speculative = decode_speculatively(verifier, drafter, prompt, k, 40, [])
+    assert speculative.tokens == plain.tokens
+    whole = verifier.model(torch.tensor([[*prompt, *plain.tokens]])).logits[0].argmax(-1)
+    assert whole[len(prompt) - 1 : -1].tolist() == plain.tokens
+
+
+class Oracle(Drafter):
+    """A draft that knows the answer, and says something else at every third position."""
+
+    answer: list[int]
+
+    def propose(self, k: int) -> list[int]:
+        start = self.num_read - self.prompt_length + 1
+        guess = [*self.answer[start : start + k], *([0] * k)][:k]
+        return [token if (start + i) % 3 else token + 1 for i, token in enumerate(guess)]
+
+
+def test_right_guesses_are_accepted_and_counted(verifier: CachedVerifier, tiny_checkpoint: Checkpoint) -> None:
+    prompt = PROMPTS[0]
+    plain = decode_plain(verifier, prompt, 31, [])
+    oracle = Oracle(draft(tiny_checkpoint))
+    oracle.answer, oracle.prompt_length = plain.tokens, len(prompt)
+    speculative = decode_speculatively(verifier, oracle, prompt, K, 31, [])
+    assert speculative.tokens == plain.tokens
+    # Positions 1, 2 are right, 3 is wrong (and corrected), 4, 5 right, 6 wrong, ...: 2 of 3 accepted every time.
+    assert speculative.accepted == [2] * 10
+
+
+def test_a_stop_token_ends_both_at_the_same_place(verifier: CachedVerifier, tiny_checkpoint: Checkpoint) -> None:
+    prompt = PROMPTS[2]
+    stop = decode_plain(verifier, prompt, 40, []).tokens[11]
+    plain = decode_plain(verifier, prompt, 40, [stop])
+    oracle = Oracle(draft(tiny_checkpoint))
+    oracle.answer, oracle.prompt_length = decode_plain(verifier, prompt, 60, []).tokens, len(prompt)
+    speculative = decode_speculatively(verifier, oracle, prompt, 5, 40, [stop])
+    assert speculative.tokens == plain.tokens
+    assert plain.tokens[-1] == stop
+
+
+def test_the_chain_sees_what_the_unroll_trained_on(verifier: CachedVerifier, tiny_checkpoint: Checkpoint) -> None:
+    """The same tokens through the chain with its cache and through the unroll: the same states, to 1e-5."""
+    tokens = torch.randint(0, 250, (24,), generator=torch.Generator().manual_seed(3)).tolist()
+    _, hidden = verifier.read(tokens)
+    unrolled, chained = draft(tiny_checkpoint), draft(tiny_checkpoint)
+    from transformers import DynamicCache
+
+    from eyas.draft.unroll import shift
+
+    ids, positions, mask = torch.tensor(tokens), torch.arange(24), causal_in_document(torch.zeros(24))
+    with torch.no_grad():
+        cache, state, rows = DynamicCache(), unrolled.fuse(hidden), []
+        for step in range(K):
+            state, normed = unrolled.decode(shift(ids, 1 + step), state, positions + step, mask, cache)
+            rows.append(normed)
+        for i in (0, 5, 20):
+            drafter = Drafter(chained)
+            drafter.read(tokens[1 : i + 2], hidden[: i + 1])
+            for step in range(K):
+                assert torch.allclose(drafter.normed_1H[0], rows[step][i], atol=1e-5)
+                drafter._decode([tokens[(i + 2 + step) % 24]], drafter.hidden_1H)
