@@ -1,16 +1,15 @@
 """Reading residual streams out of a transformers model, by hooks on its own modules."""
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from eyas.config import ModulePaths, VerifierConfig
+from eyas.config import ModulePaths
 from eyas.errors import EyasError
 from eyas.verifier.checkpoint import Checkpoint
-from eyas.verifier.facts import VerifierFacts
 
 
 class Tap:
@@ -60,9 +59,9 @@ def module_at(model: nn.Module, path: str, key: str) -> nn.Module:
         raise EyasError(f"{key}={path}: {type(model).__name__} has no such module; it has: {names}") from None
 
 
-def load_verifier(
-    verifier: VerifierConfig, checkpoint: Checkpoint, facts: VerifierFacts, dtype: torch.dtype
-) -> PreTrainedModel:
+def load_verifier(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """The whole verifier in transformers, frozen."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(checkpoint.directory, dtype=dtype)
-    return model.eval().requires_grad_(False)
+    model.requires_grad_(False).eval()
+    cast(nn.Module, model).to(device)
+    return model

@@ -36,10 +36,8 @@ def capture(config: Config) -> None:
             print(f"capture  resumes after {done:,} of {sum(num_tokens):,} tokens", flush=True)
         if not all(present):
             facts = verifier_facts(config)
-            device = "cuda" if config.trainer.accelerator == "cuda" else "cpu"
-            verifier = load_verifier(
-                config.verifier, locate(config.verifier), facts, getattr(torch, config.capture.dtype.name)
-            ).to(device)
+            dtype, device = getattr(torch, config.capture.dtype.name), torch.device(config.trainer.accelerator)
+            verifier = load_verifier(locate(config.verifier), dtype, device)
             progress = Progress("capture", sum(num_tokens), "tokens", done=done)
             tap = Tap(verifier, config.verifier.transformers, draft_shape(config).layer_ids, facts.num_layers)
             for index, rows in enumerate(shards):

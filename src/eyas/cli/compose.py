@@ -32,7 +32,7 @@ class Composed:
     config_dirs: list[str]
 
 
-def from_command_line(task: Callable[[Composed], None]) -> None:
+def from_command_line(task: Callable[[Composed], object]) -> None:
     """Compose what sys.argv asks for, then run `task` on it; Hydra's own flags (--cfg, --help, -m) work as everywhere.
 
     With -m every job is composed and checked before the first one runs, one after another.
@@ -76,21 +76,24 @@ def compose(overrides: list[str], config_dirs: list[str]) -> Config:
 def explain(error: BaseException) -> str:
     """One line: the key or option, what was found, and the nearest right one."""
     root = _root_cause(error)
-    first_line = str(root).splitlines()[0]
+    where, _, text = str(root).rpartition(" raised while composing config:\n")
+    file = f"{match[1]}.yaml: " if (match := re.match(r"In '([^']+)'", where)) else ""
+    first_line = text.splitlines()[0]
+    key = match[1] if (match := re.search(r"full_key: (\S+)", text)) else getattr(root, "full_key", None)
     if match := re.search(r"Could not find '([^']+)'\n\nAvailable options in '[^']+':\n((?:\t.*\n)*)", str(error)):
         group, _, option = match[1].rpartition("/")
         options = match[2].split()
-        return f"{group}={option}: there is no such option{_nearest(option, options)}; {group} has: {', '.join(sorted(options))}"
+        wrong = f"{group}={option}: there is no such option{_nearest(option, options)}"
+        return f"{wrong}; {group} has: {', '.join(sorted(options))}"
     if match := re.search(r"Could not override '([^']+)'", str(error)):
         return f"{match[1]}: there is no such key{_nearest(match[1], _known_keys())}"
-    key = getattr(root, "full_key", None)
     if "not in '" in first_line and key:
-        return f"{key}: there is no such key{_nearest(key, _known_keys())}"
+        return f"{file}{key}: there is no such key{_nearest(key, _known_keys())}"
     if first_line.startswith("Missing mandatory value"):
         return f"{key} must be set: {key}=..."
     if match := re.search(r"Error merging override (.+)", str(error)):
         return f"{match[1]}: {first_line}"
-    return f"{key}: {first_line}" if key else first_line
+    return f"{file}{key}: {first_line}" if key else f"{file}{first_line}"
 
 
 def _known_keys() -> list[str]:

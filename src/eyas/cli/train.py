@@ -24,8 +24,10 @@ def train(composed: Composed) -> None:
     config = composed.config
     run = Run.of(config)
     make_verifier(config)
-    draft_shape(config)  # the cheap checks, before anything is written:
-    run.check(config)  # numbers that don't fit the verifier, a directory that holds another run
+    # Checked in an instant, before anything is written: shapes, the data file, a directory that holds another run.
+    draft_shape(config)
+    tokens_artifact(config)
+    run.check(config)
     preflight(config)
 
     prepare(config)
@@ -63,7 +65,8 @@ def prepare(config: Config) -> Artifact:
     supervised = 100 * counts["train_supervised_tokens"] / counts["train_tokens"]
     print(
         f"tokens   {artifact.directory}  {counts['train_rows']:,} rows, {counts['train_tokens']:,} tokens, {supervised:.0f} % supervised; "
-        f"{counts['held_out_rows']:,} rows held out; {counts['cut_rows']:,} cut at {config.data.max_length}",
+        f"{counts['held_out_rows']:,} rows held out; {counts['cut_rows']:,} cut at {config.data.max_length}, "
+        f"{counts['unsupervised_rows']:,} dropped without supervision",
         flush=True,
     )
     return artifact
@@ -71,8 +74,8 @@ def prepare(config: Config) -> Artifact:
 
 def capture(config: Config) -> Artifact:
     """The states stage."""
-    prepare_first = tokens_artifact(config)
-    if not prepare_first.exists():
+    make_verifier(config)
+    if not tokens_artifact(config).exists():
         prepare(config)
     artifact = states_artifact(config)
     if not artifact.exists():
@@ -88,10 +91,10 @@ def capture(config: Config) -> Artifact:
 
 def fit(config: Config, run: Run) -> None:
     """Training: one child (and its ranks), gone before evaluation takes its devices."""
-    if not run.is_trained(config):
+    if run.is_trained(config):
+        print(f"train    {run.newest_checkpoint()}  already trained to its full length", flush=True)
+    else:
         run_child("eyas.training", run.directory)
-    newest = run.newest_checkpoint()
-    print(f"trained  {newest}", flush=True)
 
 
 def export(run: Run) -> None:

@@ -1,5 +1,6 @@
 """A run's report: report.md and training.png in its directory, and a short table in the terminal."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ def write_report(config: Config, run: Run) -> None:
     """Write report.md and training.png from what the run left."""
     metrics = read_metrics(run.metrics_file)
     plot_training(metrics, run.directory / "training.png", config)
-    lines = [f"# {config.name}", ""]
-    lines += ["| | |", "|--|--|", *(f"| {name} | {value} |" for name, value in summary(config, run)), ""]
-    lines += ["![training](training.png)", "", *acceptance_table(run, metrics, config), ""]
-    (run.directory / "report.md").write_text("\n".join(lines))
+    lines = [f"# {config.name}", "", "| | |", "|--|--|"]
+    lines += [f"| {name} | {value} |" for name, value in summary(config, run)]
+    lines += ["", "![training](training.png)", "", *acceptance_table(run, metrics, config)]
+    lines += ["", "Serve it:", "", "```bash", serve_command(config, run), "```", ""]
+    lines += run.evaluation().get("verdict", [])
+    (run.directory / "report.md").write_text("\n".join(lines) + "\n")
 
 
 def print_summary(config: Config, run: Run) -> None:
@@ -27,6 +30,7 @@ def print_summary(config: Config, run: Run) -> None:
     for name, value in summary(config, run):
         table.add_row(name, value, style="bold" if name == "measured tau" else None)
     Console().print(table)
+    print(f"serve it with:\n  {serve_command(config, run)}")  # outside the table: to be copied
     for line in run.evaluation().get("verdict", []):
         print(line)
 
@@ -35,32 +39,31 @@ def summary(config: Config, run: Run) -> list[tuple[str, str]]:
     """What a person wants to know first."""
     metrics = read_metrics(run.metrics_file)
     last = {key: value for row in metrics for key, value in row.items()}
+    speed = _mean(metrics, "train/tokens_per_second")
     rows = [
         ("draft", str(run.draft)),
         ("verifier", config.verifier.name),
-        (
-            "training",
-            f"{last['step']} steps, loss {last['train/loss']:.3f}, {_mean(metrics, 'train/tokens_per_second'):,.0f} tokens/s",
-        ),
-        ("tau_sim", f"{last['val/tau_sim']:.2f} (teacher-forced, {config.training.unroll_steps} steps, held out)"),
+        ("training", f"{last['step']} steps, loss {last['train/loss']:.3f}, {speed:,.0f} tokens/s"),
+        ("tau_sim", f"{last['val/tau_sim']:.2f}  (teacher-forced, {config.training.unroll_steps} steps, held out)"),
     ]
     report = run.evaluation()
     if report:
-        setting, speed = report["setting"], report["tokens_per_second"]
+        setting, rate = report["setting"], report["tokens_per_second"]
+        where = f"k={setting['k']}, T=0, {setting['engine']}, {report['num_prompts']} held-out prompts"
+        accepted = "  ".join(f"{share:.0%}" for share in report["acceptance"])
         rows += [
-            (
-                "measured tau",
-                f"{report['tau']:.2f} (k={setting['k']}, T=0, {setting['engine']}, {report['num_prompts']} held-out prompts)",
-            ),
-            ("accepted", "  ".join(f"{share:.0%}" for share in report["acceptance"]) + "  at positions 1, 2, ..."),
-            (
-                "speed",
-                f"{speed['speculative']:.1f} tokens/s with the draft, {speed['plain']:.1f} without (one sequence, {setting['engine']})",
-            ),
+            ("measured tau", f"{report['tau']:.2f}  ({where})"),
+            ("accepted", f"{accepted}  (joint, at positions 1 to {setting['k']})"),
+            ("speed", f"{rate['speculative']:.1f} tokens/s with the draft, {rate['plain']:.1f} without, one sequence"),
         ]
+    return rows
+
+
+def serve_command(config: Config, run: Run) -> str:
+    """What serves the draft beside its verifier."""
     verifier = config.verifier.path or locate(config.verifier).directory
-    speculative = f'{{"method": "eagle3", "model": "{run.draft}", "num_speculative_tokens": {config.evaluation.k}}}'
-    return [*rows, ("serve it", f"vllm serve {verifier} --speculative-config '{speculative}'")]
+    speculative = {"method": "eagle3", "model": str(run.draft), "num_speculative_tokens": config.evaluation.k}
+    return f"vllm serve {verifier} --speculative-config '{json.dumps(speculative)}'"
 
 
 def acceptance_table(run: Run, metrics: list[dict[str, float]], config: Config) -> list[str]:

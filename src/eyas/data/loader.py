@@ -32,6 +32,10 @@ class StepRows(NamedTuple):
     wait_seconds: float
     """How long the step waited for these rows."""
 
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.input_ids_T) for row in self.rows)
+
 
 def read_row(store: StateStore, documents: Sequence[int], row_length: int) -> PackedRow:
     """Read documents from the store into one row, each cut at `row_length`."""
@@ -109,7 +113,10 @@ class PackedLoader:
 
 
 class ValidationLoader:
-    """Yields the held-out documents in packed rows, dealt to the ranks; every rank gets as many (the last may be none)."""
+    """Yields the held-out documents in packed rows, dealt to the ranks.
+
+    Every rank gets as many rows, since each costs a collective; beyond the last one it is a row without supervision.
+    """
 
     def __init__(
         self, store: StateStore, rows: Sequence[Sequence[int]], *, row_length: int, rank: int = 0, num_ranks: int = 1
@@ -122,5 +129,8 @@ class ValidationLoader:
 
     def __iter__(self) -> Iterator[StepRows]:
         for index in range(len(self)):
-            documents = self.rows[index * self.num_ranks + self.rank :][:1]
-            yield StepRows([read_row(self.store, documents[0], self.row_length)] if documents else [], 0.0)
+            position = index * self.num_ranks + self.rank
+            row = read_row(self.store, self.rows[min(position, len(self.rows) - 1)], self.row_length)
+            if position >= len(self.rows):
+                row = row._replace(loss_mask_T=torch.zeros_like(row.loss_mask_T))
+            yield StepRows([row], 0.0)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -89,10 +89,8 @@ def render(
     """
 
     def ids(messages: list[dict[str, str]], *, prompt: bool) -> list[int]:
-        rendered: list[int] = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=prompt, return_dict=False, **kwargs
-        )
-        return rendered
+        rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=prompt, return_dict=False, **kwargs)
+        return cast(list[int], rendered)
 
     messages = conversation.messages
     whole = ids(messages, prompt=False)
@@ -151,7 +149,7 @@ def prepare(config: Config) -> None:
         checkpoint = locate(config.verifier)
         vocab_size = resolve(config.verifier, checkpoint).vocab_size
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.directory)
-        counts: Counter[str] = Counter()
+        counts: Counter[str] = Counter(conversations=0, cut_rows=0, unsupervised_rows=0)
         train, held_out = _split(
             _rows(config, tokenizer, stop_token_ids(checkpoint, tokenizer), counts), config.data.num_held_out
         )

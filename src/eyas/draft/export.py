@@ -6,12 +6,13 @@ What was written is read back and compared with the trained weights, tensor by t
 import json
 import warnings
 from pathlib import Path
+from typing import cast
 
 import torch
-import torch.distributed.checkpoint as distributed_checkpoint
 from safetensors.torch import load_file
 from speculators.models.eagle3 import Eagle3SpeculatorConfig
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load
 from transformers.utils import logging
 
 from eyas.artifact import provenance, publish, read_manifest, remove, write_file
@@ -66,9 +67,10 @@ def trained_draft(config: Config, checkpoint: Path) -> Draft:
     draft = build_draft(config)
     draft.freeze(trainable_head=config.draft.trainable_head)
     state = {"state_dict": {f"draft.{name}": tensor for name, tensor in draft.state_dict().items()}}
-    distributed_checkpoint.load(state, checkpoint_id=checkpoint, no_dist=True)
+    load(state, checkpoint_id=checkpoint, no_dist=True)
     draft.attach()
-    return draft.to(getattr(torch, config.capture.dtype.name))
+    cast(nn.Module, draft).to(getattr(torch, config.capture.dtype.name))
+    return draft
 
 
 def save(draft: Draft, directory: Path) -> None:
@@ -107,15 +109,15 @@ def compare(draft: Draft, directory: Path) -> None:
         )
 
 
-def load_draft(directory: Path) -> Draft:
-    """A draft in the speculators format, from its own files alone.
+def load_draft(directory: Path, dtype: torch.dtype, device: torch.device) -> Draft:
+    """A draft in the speculators format, from its own files alone, ready to draft.
 
     Raises:
         EyasError: a file that isn't there, or tensors that don't fit the configuration.
     """
     if not (directory / "config.json").exists() or not (directory / "model.safetensors").exists():
         raise EyasError(f"{directory} holds no exported draft (config.json and model.safetensors)")
-    config = Eagle3SpeculatorConfig.from_pretrained(directory)
+    config = cast(Eagle3SpeculatorConfig, Eagle3SpeculatorConfig.from_pretrained(directory))
     config.transformer_layer_config._attn_implementation = UNROLL_ATTENTION
     tensors = load_file(directory / "model.safetensors")
     verifier_vocab_size = config.transformer_layer_config.vocab_size
@@ -128,6 +130,8 @@ def load_draft(directory: Path) -> Draft:
     missing, unexpected = draft.load_state_dict(tensors, strict=False)
     if missing or unexpected:
         raise EyasError(f"{directory}: tensors missing {missing or 'none'}, left over {unexpected or 'none'}")
+    draft.draft_ids_D = draft_ids_D.to(device)
+    cast(nn.Module, draft).to(device, dtype).eval()
     return draft
 
 

@@ -27,7 +27,7 @@ UNROLL_ATTENTION = "eyas_prefix_and_diagonal"
 ALL_ATTENTION_FUNCTIONS.register(UNROLL_ATTENTION, prefix_and_diagonal_attention)
 
 
-class Draft(Eagle3DraftModel):  # type: ignore[misc]
+class Draft(Eagle3DraftModel):
     """EAGLE-3 draft. T positions, L captured layers, H hidden size, V verifier vocabulary, D draft vocabulary."""
 
     def __init__(self, config: Eagle3SpeculatorConfig, draft_ids_D: Tensor) -> None:

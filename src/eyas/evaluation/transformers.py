@@ -45,15 +45,12 @@ def evaluate(config: Config, run: Run) -> None:
         EyasError: outputs differ although they are computed in float32 with a clear margin: something is wrong.
     """
     checkpoint, facts, k = locate(config.verifier), verifier_facts(config), config.evaluation.k
-    dtype = getattr(torch, config.evaluation.dtype.name)
-    device = "cuda" if config.trainer.accelerator == "cuda" else "cpu"
-    model = load_verifier(config.verifier, checkpoint, facts, dtype).to(device)
+    dtype, device = getattr(torch, config.evaluation.dtype.name), torch.device(config.trainer.accelerator)
+    model = load_verifier(checkpoint, dtype, device)
     verifier = CachedVerifier(
         model, Tap(model, config.verifier.transformers, draft_shape(config).layer_ids, facts.num_layers)
     )
-    draft = load_draft(run.draft).eval().to(device, dtype)
-    draft.draft_ids_D = draft.draft_ids_D.to(device)
-    drafter = Drafter(draft)
+    drafter = Drafter(load_draft(run.draft, dtype, device))
     stop_ids = stop_token_ids(checkpoint, AutoTokenizer.from_pretrained(checkpoint.directory))
     prompts = load_tokens(tokens_artifact(config).directory).held_out_prompts()[: config.evaluation.num_prompts]
 

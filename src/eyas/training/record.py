@@ -8,7 +8,8 @@ from typing import Any
 
 import lightning
 from lightning import Trainer
-from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
+from lightning.fabric.loggers.logger import rank_zero_experiment
+from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from eyas.progress import duration
@@ -87,12 +88,7 @@ class ProgressLines(lightning.Callback):
     def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.is_global_zero:
             values = trainer.callback_metrics
-            joint = " ".join(
-                f"{values[key]:.3f}"
-                for key in sorted(values)
-                if key.startswith("val/acceptance_") and "cond" not in key
-            )
-            print(
-                f"validate step {trainer.global_step}  loss {values['val/loss']:.3f}  acceptance {joint}  tau_sim {values['val/tau_sim']:.3f}",
-                flush=True,
-            )
+            joint = [values[key] for key in sorted(values) if re.fullmatch(r"val/acceptance_\d+", key)]
+            shown = " ".join(f"{share:.3f}" for share in joint)
+            losses = f"loss {values['val/loss']:.3f}  acceptance {shown}  tau_sim {values['val/tau_sim']:.3f}"
+            print(f"validate step {trainer.global_step}  {losses}", flush=True)

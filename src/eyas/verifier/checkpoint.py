@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import math
-import struct
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -132,8 +130,8 @@ def _headers(file: Path) -> dict[str, TensorHeader]:
     size = file.stat().st_size
     with file.open("rb") as stream:
         prefix = stream.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else math.inf
-        if 8 + length > size:
+        length = int.from_bytes(prefix, "little")
+        if len(prefix) < 8 or 8 + length > size:
             raise EyasError(f"{file} is truncated: its header wants {length} bytes of {size}; download it again")
         header = json.loads(stream.read(length))
     header.pop("__metadata__", None)

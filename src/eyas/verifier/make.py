@@ -54,9 +54,8 @@ def convert_gguf(file: Path, directory: Path) -> None:
     # What was loaded is no longer quantised, but transformers would refuse to save it while these say so.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    model.hf_quantizer = None
-    model.is_quantized = False
-    model.quantization_method = None
+    for name, value in {"hf_quantizer": None, "is_quantized": False, "quantization_method": None}.items():
+        setattr(model, name, value)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
