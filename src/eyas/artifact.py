@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +173,8 @@ def sha256_of(file: Path) -> str:
 @cache
 def provenance() -> dict[str, Any]:
     """Library versions and git revision: recorded beside an artifact, never part of its identity."""
+    from importlib.metadata import PackageNotFoundError, version
+
     versions = {}
     for package in ("eyas", "torch", "transformers", "speculators", "lightning"):
         with suppress(PackageNotFoundError):

@@ -21,7 +21,8 @@ def run_child(module: str, argument: Path) -> None:
     Raises:
         SystemExit: with the child's exit code, where that isn't 0.
     """
-    child = subprocess.Popen([sys.executable, "-m", module, str(argument)])
+    # Stages print plain lines of their own; the libraries' progress bars would only tear them.
+    child = subprocess.Popen([sys.executable, "-m", module, str(argument)], env={**os.environ, "TQDM_DISABLE": "1"})
     try:
         code = child.wait()
     except KeyboardInterrupt:

@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-from transformers.utils import logging
-
 from eyas.capture.transformers import capture
 from eyas.config import load_config
 from eyas.process import child_main
 
 
 def main(config_file: Path) -> None:
-    logging.disable_progress_bar()
     capture(load_config(config_file))
 
 

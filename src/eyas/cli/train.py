@@ -28,6 +28,7 @@ def train(composed: Composed) -> None:
     draft_shape(config)
     tokens_artifact(config)
     run.check(config)
+    print(f"run      {run.directory}  {'continues' if run.exists() else 'new'}", flush=True)
     preflight(config)
 
     prepare(config)

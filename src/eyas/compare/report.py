@@ -4,9 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from eyas.config import Config
 from eyas.training.run import Run, read_metrics
 from eyas.verifier.locate import locate
@@ -26,6 +23,9 @@ def write_report(config: Config, run: Run) -> None:
 
 def print_summary(config: Config, run: Run) -> None:
     """The table at the end of `python train.py`, and the last lines for people and programs."""
+    from rich.console import Console  # here, since a composed configuration is printed in less time than rich takes
+    from rich.table import Table
+
     table = Table(show_header=False, title=config.name, title_justify="left")
     for name, value in summary(config, run):
         table.add_row(name, value, style="bold" if name == "measured tau" else None)

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from speculators.models.eagle3 import Eagle3SpeculatorConfig
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load
-from transformers.utils import logging
 
 from eyas.artifact import provenance, publish, read_manifest, remove, write_file
 from eyas.config import Config, load_config
@@ -136,7 +135,6 @@ def load_draft(directory: Path, dtype: torch.dtype, device: torch.device) -> Dra
 
 
 def main(directory: Path) -> None:
-    logging.disable_progress_bar()
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it should be: one process reads
     export(Run(directory))
 

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from transformers.utils import logging
-
 from eyas.config import load_config
 from eyas.evaluation.transformers import evaluate
 from eyas.process import child_main
@@ -11,7 +9,6 @@ from eyas.training.run import Run
 
 
 def main(directory: Path) -> None:
-    logging.disable_progress_bar()
     run = Run(directory)
     evaluate(load_config(run.config_file), run)
 

@@ -17,6 +17,8 @@ from eyas.data.packing import num_steps, pack
 from eyas.data.store import StateStore
 from eyas.data.tokens import load_tokens
 from eyas.draft.build import build_draft
+from eyas.draft.model import Draft
+from eyas.draft.vocabulary import coverage
 from eyas.errors import EyasError
 from eyas.stages import states_artifact, tokens_artifact, verifier_facts
 from eyas.training.checkpoints import Checkpoints
@@ -26,6 +28,8 @@ from eyas.training.run import Run
 from eyas.training.third_party import build
 from eyas.verifier.locate import locate
 from eyas.verifier.teacher import Teacher
+
+ENOUGH_COVERAGE = 0.95
 
 
 class PackedData(lightning.LightningDataModule):
@@ -124,12 +128,17 @@ def fit(run: Run) -> None:
     )
     if trainer.is_global_zero:
         trained = sum(parameter.numel() for parameter in draft.parameters())
-        start = f"resumes at step {step}" if newest else "starts"
-        print(
-            f"train    {start}: {data.num_steps} steps of {config.training.rows_per_step} rows, {trained:,} parameters",
-            flush=True,
-        )
+        length = f"{data.num_steps} steps of {config.training.rows_per_step} rows, {trained:,} parameters"
+        print(f"train    {coverage_line(config, draft)}", flush=True)
+        print(f"train    {f'resumes at step {step}' if newest else 'starts'}: {length}", flush=True)
     trainer.fit(module, data, ckpt_path=newest)
+
+
+def coverage_line(config: Config, draft: Draft) -> str:
+    """How much of what the verifier says the draft vocabulary can express; below 95 % acceptance suffers for it."""
+    share = coverage(load_tokens(tokens_artifact(config).directory).counts_V, draft.draft_ids_D.cpu())
+    line = f"draft vocabulary of {len(draft.draft_ids_D):,} tokens covers {share:.1%} of the training answers"
+    return line if share >= ENOUGH_COVERAGE else f"{line}: warning, below {ENOUGH_COVERAGE:.0%}; raise draft.vocab_size"
 
 
 def loggers(run: Run, config: Config, *, resume_step: int) -> list[Logger]:

@@ -5,7 +5,6 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedTokenizerFast
-from transformers.utils import logging
 
 from eyas.artifact import locked, publish, remove
 from eyas.config import VerifierConfig, load_config
@@ -92,7 +91,6 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def main(config_file: Path) -> None:
-    logging.disable_progress_bar()
     make(load_config(config_file).verifier)
 
 
