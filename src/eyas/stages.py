@@ -34,6 +34,7 @@ def states_artifact(config: Config) -> Artifact:
         "verifier": locate(config.verifier).identity,
         "layer_ids": draft_shape(config).layer_ids,
         "last": "pre_norm",
+        "modules": to_dict(config.verifier.transformers),
         "capture": to_dict(config.capture),
     }
     return Artifact(
@@ -58,6 +59,8 @@ def run_identity(config: Config) -> dict[str, Any]:
     # Content, not places: a moved file is the same data, a changed one is not.
     del values["data"]["path"], values["verifier"]["path"], values["verifier"]["revision"]
     values["verifier"]["weights"] = locate(config.verifier).identity
+    if config.draft.init is not None and Path(config.draft.init).is_dir():
+        values["draft"]["init"] = {file.name: sha256_of(file) for file in sorted(Path(config.draft.init).glob("*.*"))}
     values["data"]["tokens"] = tokens_artifact(config).fingerprint
     return values
 

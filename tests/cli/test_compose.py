@@ -25,7 +25,11 @@ def test_every_file_composes(option: str) -> None:
 
 def test_default_is_the_demo() -> None:
     config = compose([], [])
-    assert (config.name, config.trainer.accelerator, config.trainer.devices) == ("smollm2_135m-demo-eagle3", "cpu", 1)
+    assert (config.name, config.trainer.accelerator.name, config.trainer.devices) == (
+        "smollm2_135m-demo-eagle3",
+        "cpu",
+        1,
+    )
 
 
 def test_verifier_chooses_in_other_groups_and_yields_to_the_command_line(tmp_path: Path) -> None:
@@ -60,6 +64,8 @@ WRONG = [
     ),
     pytest.param("data=mine", "data.path must be set", id="missing"),
     pytest.param("training.unroll_steps=0", "training.unroll_steps=0: must be at least 1", id="range"),
+    pytest.param("data.max_length=500", "make them equal", id="row-length"),
+    pytest.param("training.clip_norm=0", "each must be positive", id="clip-norm"),
     pytest.param("training.max_steps=5", "exactly one of them sets the length", id="two-lengths"),
     pytest.param("draft.fc_norm=true", "exclude each other", id="contradiction"),
     pytest.param("name=../elsewhere", "is no run name", id="name"),

@@ -94,7 +94,7 @@ def test_a_loss_that_blows_up_stops_the_run_in_one_line(outputs: Path, tmp_path:
     done = train(directory, "name=hot", "optimizer.lr=1e30", "evaluation=none")
     assert done.returncode == 2
     assert "eyas: error: step " in done.stderr
-    assert done.stderr.endswith("try a lower optimizer.lr\n")
+    assert done.stderr.endswith("try a lower optimizer.lr under another name\n")
 
 
 def test_one_process_per_run(outputs: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from conftest import OPTIONS, run, train
+from eyas.run import read_metrics
 
 
 def test_what_a_person_sees(outputs: Path) -> None:
@@ -86,11 +87,16 @@ def test_the_same_name_with_another_identity(outputs: Path) -> None:
     assert sorted((path, path.stat().st_mtime_ns) for path in (outputs / "run").rglob("*")) == before
 
 
-def test_wandb_off_line_knows_the_run(outputs: Path, tmp_path: Path) -> None:
+def test_wandb_off_line_in_bfloat16(outputs: Path, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(outputs / "store", tmp_path / "store")).parent
     short = ["name=w", "group=trials", "training.max_steps=5", "evaluation=none"]
-    done = train(directory, *short, "logger=wandb", "logger.wandb.offline=true")
+    done = train(directory, *short, "logger=wandb", "logger.wandb.offline=true", "training.compute_dtype=bfloat16")
     assert done.returncode == 0, done.stderr
+    # The same data and seed, on another schedule: about the same loss.
+    in_float32, in_bfloat16 = (
+        read_metrics(root / name / "metrics.csv") for root, name in ((outputs, "run"), (directory, "w"))
+    )
+    assert in_bfloat16[0]["train/loss"] == pytest.approx(in_float32[0]["train/loss"], rel=0.05)
     [written] = (directory / "w" / "wandb").glob("offline-run-*/*.wandb")
     content = written.read_bytes()
     for text in (b"trials", b"tiny_llama", b"unroll_steps", b"train/tau_sim"):

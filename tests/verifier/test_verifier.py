@@ -54,7 +54,6 @@ def test_targets_are_restricted_renormalised_and_searched_in_the_whole_vocabular
         expected = logits[position, ids].softmax(-1)
         assert torch.allclose(targets.log_probs_ND[position].exp(), expected, atol=1e-6)
         best = int(logits[position].argmax())
-        assert int(targets.token_N[position]) == best
         assert int(targets.draft_token_N[position]) == (ids.tolist().index(best) if best in ids else -1)
 
 

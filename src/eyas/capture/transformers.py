@@ -16,9 +16,11 @@ from eyas.capture.tap import Tap, load_verifier
 from eyas.config import Config
 from eyas.data.store import Document, plan_shards, shard_name, write_shard
 from eyas.data.tokens import Tokens, load_tokens
+from eyas.errors import EyasError
 from eyas.progress import Progress
 from eyas.stages import draft_shape, states_artifact, tokens_artifact, verifier_facts
 from eyas.verifier.locate import locate
+from eyas.verifier.teacher import Teacher
 
 
 def capture(config: Config) -> None:
@@ -36,10 +38,13 @@ def capture(config: Config) -> None:
             print(f"capture  resumes after {done:,} of {sum(num_tokens):,} tokens", flush=True)
         if not all(present):
             facts = verifier_facts(config)
-            dtype, device = getattr(torch, config.capture.dtype.name), torch.device(config.trainer.accelerator)
+            dtype, device = getattr(torch, config.capture.dtype.name), torch.device(config.trainer.accelerator.name)
             verifier = load_verifier(locate(config.verifier), dtype, device)
             progress = Progress("capture", sum(num_tokens), "tokens", done=done)
             tap = Tap(verifier, config.verifier.transformers, draft_shape(config).layer_ids, facts.num_layers)
+            check_parity(
+                verifier, tap, Teacher.from_checkpoint(locate(config.verifier), facts, dtype).to(device), tokens
+            )
             for index, rows in enumerate(shards):
                 if not present[index]:
                     documents = _documents(verifier, tap, tokens, rows, config.capture.tokens_per_batch, progress)
@@ -48,6 +53,26 @@ def capture(config: Config) -> None:
             artifact,
             partial,
             {"tokens": sum(num_tokens), "shards": [_entry(partial, i, rows, tokens) for i, rows in enumerate(shards)]},
+        )
+
+
+@torch.inference_mode()
+def check_parity(verifier: PreTrainedModel, tap: Tap, teacher: Teacher, tokens: Tokens) -> None:
+    """The teacher makes the verifier's own logits out of the captured last state.
+
+    Raises:
+        EyasError: it doesn't: a wrong hook, norm or head, which no loss curve would show.
+    """
+    ids_1S = tokens.row(0)[0].long()[None].to(verifier.device)
+    with tap:
+        own_SV = verifier(input_ids=ids_1S, use_cache=False).logits[0].float()
+        rebuilt_SV = teacher(tap.take()[1][0])
+    difference = float((rebuilt_SV - own_SV).norm() / own_SV.norm())
+    allowed = 1e-3 if teacher.norm.dtype is torch.float32 else 2e-2
+    if not difference < allowed:
+        raise EyasError(
+            f"the teacher's logits differ from the verifier's own by {difference:.1%} (allowed {allowed:.1%}): "
+            "verifier.norm, verifier.keys or verifier.transformers is not what this model does"
         )
 
 

@@ -19,8 +19,8 @@ from eyas.cli.compose import Composed, command_line_without, compose, from_comma
 from eyas.compare.report import print_summary, write_report
 from eyas.config import config_yaml, load_config
 from eyas.errors import EyasError
-from eyas.process import fail
-from eyas.training.run import Run
+from eyas.process import fail, run_child
+from eyas.run import Run
 
 COMPOSING: dict[str, Callable[[Composed], object]] = {
     "train": train.train,
@@ -30,11 +30,11 @@ COMPOSING: dict[str, Callable[[Composed], object]] = {
 
 
 def export(run: Run, overrides: list[str]) -> None:
-    """Export again what is already trained."""
+    """Export the newest checkpoint, again if need be."""
     if overrides:
         raise EyasError(f"eyas export takes a run directory and nothing else, found {' '.join(overrides)}")
-    train.export(run)
-    print(f"draft    {run.draft}")
+    with run.held():
+        run_child("eyas.draft.export", run.directory)
 
 
 def evaluate(run: Run, overrides: list[str]) -> None:
@@ -47,11 +47,12 @@ def evaluate(run: Run, overrides: list[str]) -> None:
     config = load_config(run.config_file)
     saved, config_dirs = saved_overrides(run.directory)
     config.evaluation = compose([*saved, *overrides], config_dirs).evaluation
-    write_file(run.config_file, config_yaml(config))
-    train.export(run)
-    train.evaluate(config, run)
-    write_report(config, run)
-    print_summary(config, run)
+    with run.held():
+        write_file(run.config_file, config_yaml(config))
+        train.export(run)
+        train.evaluate(config, run)
+        write_report(config, run)
+        print_summary(config, run)
 
 
 WORKING_ON_RUNS: dict[str, Callable[[Run, list[str]], None]] = {"export": export, "evaluate": evaluate}

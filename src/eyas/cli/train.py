@@ -5,17 +5,16 @@ is complete, continued where it is partial. So the same command starts a run, re
 """
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from eyas.artifact import Artifact, read_manifest
+from eyas.artifact import read_manifest
 from eyas.cli.compose import Composed, from_command_line
 from eyas.compare.report import print_summary, write_report
 from eyas.config import Config, config_yaml, to_dict
+from eyas.errors import EyasError
 from eyas.process import run_child
+from eyas.run import Run
 from eyas.stages import draft_shape, states_artifact, tokens_artifact
-from eyas.training.run import Run
 from eyas.verifier.locate import to_be_made
 
 
@@ -44,58 +43,52 @@ def train(composed: Composed) -> None:
 def make_verifier(config: Config) -> None:
     """A verifier that is made here and not there yet (the demo's, a random one)."""
     if to_be_made(config.verifier):
-        with saved(config) as file:
-            run_child("eyas.verifier.make", file)
+        run_stage("eyas.verifier.make", config)
 
 
 def preflight(config: Config) -> None:
     """Checks that need torch; once the run has a checkpoint they have been passed."""
     if not Run.of(config).newest_checkpoint():
-        with saved(config) as file:
-            run_child("eyas.doctor", file)
+        run_stage("eyas.doctor", config)
 
 
-def prepare(config: Config) -> Artifact:
+def prepare(config: Config) -> None:
     """The tokens stage."""
     make_verifier(config)
     artifact = tokens_artifact(config)
     if not artifact.exists():
-        with saved(config) as file:
-            run_child("eyas.data.tokens", file)
+        run_stage("eyas.data.tokens", config)
     counts = read_manifest(artifact.directory)["counts"]
-    supervised = 100 * counts["train_supervised_tokens"] / counts["train_tokens"]
+    supervised = counts["train_supervised_tokens"] / counts["train_tokens"]
+    rows = f"{counts['train_rows']:,} rows to train, {counts['held_out_rows']:,} held out"
+    lost = f"{counts['cut_rows']:,} cut at {config.data.max_length}, {counts['unsupervised_rows']:,} without an answer dropped"
     print(
-        f"tokens   {artifact.directory}  {counts['train_rows']:,} rows, {counts['train_tokens']:,} tokens, {supervised:.0f} % supervised; "
-        f"{counts['held_out_rows']:,} rows held out; {counts['cut_rows']:,} cut at {config.data.max_length}, "
-        f"{counts['unsupervised_rows']:,} dropped without supervision",
+        f"tokens   {artifact.directory}  {rows}; {counts['train_tokens']:,} tokens, {supervised:.0%} supervised; {lost}",
         flush=True,
     )
-    return artifact
 
 
-def capture(config: Config) -> Artifact:
+def capture(config: Config) -> None:
     """The states stage."""
     make_verifier(config)
     if not tokens_artifact(config).exists():
         prepare(config)
     artifact = states_artifact(config)
     if not artifact.exists():
-        with saved(config) as file:
-            run_child("eyas.capture", file)
-    counts, ids = read_manifest(artifact.directory)["counts"], artifact.fields["layer_ids"]
-    print(
-        f"states   {artifact.directory}  {counts['tokens']:,} tokens, layers {ids} and the last, {config.capture.dtype.name}",
-        flush=True,
-    )
-    return artifact
+        run_stage("eyas.capture", config)
+    num_tokens, ids = read_manifest(artifact.directory)["counts"]["tokens"], artifact.fields["layer_ids"]
+    layers = f"layers {ids} and the last, {config.capture.dtype.name}"
+    print(f"states   {artifact.directory}  {num_tokens:,} tokens, {layers}", flush=True)
 
 
 def fit(config: Config, run: Run) -> None:
     """Training: one child (and its ranks), gone before evaluation takes its devices."""
     if run.is_trained(config):
         print(f"train    {run.newest_checkpoint()}  already trained to its full length", flush=True)
-    else:
-        run_child("eyas.training", run.directory)
+        return
+    run_child("eyas.training", run.directory)
+    if not run.is_trained(config):
+        raise EyasError(f"training stopped at {run.newest_checkpoint()}, before its end; the same command carries on")
 
 
 def export(run: Run) -> None:
@@ -110,17 +103,16 @@ def evaluate(config: Config, run: Run) -> None:
     if config.evaluation.engine is None:
         return
     done = run.evaluation()
-    if done.get("asked") != to_dict(config.evaluation) or done["draft"]["step"] != run.exported_step():
+    if done.get("asked") != to_dict(config.evaluation):
         run_child("eyas.evaluation", run.directory)
 
 
-@contextmanager
-def saved(config: Config) -> Iterator[Path]:
-    """The resolved configuration in a file, for a child process."""
+def run_stage(module: str, config: Config) -> None:
+    """Run a stage that isn't a run's own: its child reads the resolved configuration from a file."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", prefix="eyas-") as file:
         file.write(config_yaml(config))
         file.flush()
-        yield Path(file.name)
+        run_child(module, Path(file.name))
 
 
 def main() -> None:

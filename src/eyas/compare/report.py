@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.config import Config
-from eyas.training.run import Run, read_metrics
+from eyas.run import Run, read_metrics
 from eyas.verifier.locate import locate
 
 

@@ -5,7 +5,6 @@ order, then the last state before the final norm), `input_ids`, `loss_mask` and 
 sha256.
 """
 
-import hashlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from eyas.artifact import publish, read_manifest
+from eyas.artifact import publish, read_manifest, sha256_of
 from eyas.errors import EyasError
 
 
@@ -92,7 +91,7 @@ class StateStore:
         """
         for shard in self.shards:
             file = self.directory / shard["file"]
-            if not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != shard["sha256"]:
+            if not file.exists() or sha256_of(file) != shard["sha256"]:
                 state = "changed since it was captured" if file.exists() else "missing"
                 raise EyasError(f"{file} is {state}; delete {self.directory} and the same command captures it again")
 

@@ -196,7 +196,7 @@ def _rows(
         for row in render(tokenizer, conversation, config.verifier.chat.kwargs, stop_ids):
             kept = Row(row.input_ids[: config.data.max_length], row.loss_mask[: config.data.max_length])
             counts["cut_rows"] += len(kept.input_ids) < len(row.input_ids)
-            if any(kept.loss_mask):
+            if sum(kept.loss_mask) >= 2:  # the first answer token is input only: it takes two to have a target
                 yield number, kept
             else:
                 counts["unsupervised_rows"] += 1

@@ -21,8 +21,8 @@ from eyas.draft.model import UNROLL_ATTENTION, Draft
 from eyas.draft.vocabulary import from_mappings
 from eyas.errors import EyasError
 from eyas.process import child_main
+from eyas.run import PROVENANCE_FILE, Run
 from eyas.stages import states_artifact, tokens_artifact
-from eyas.training.run import PROVENANCE_FILE, Run
 from eyas.verifier.locate import locate
 
 
@@ -130,7 +130,9 @@ def load_draft(directory: Path, dtype: torch.dtype, device: torch.device) -> Dra
     if missing or unexpected:
         raise EyasError(f"{directory}: tensors missing {missing or 'none'}, left over {unexpected or 'none'}")
     draft.draft_ids_D = draft_ids_D.to(device)
-    cast(nn.Module, draft).to(device, dtype).eval()
+    for parameter in draft.parameters():  # not the buffers: rotary frequencies stay float32, as in training and in vLLM
+        parameter.data = parameter.data.to(dtype)
+    cast(nn.Module, draft).to(device).eval()
     return draft
 
 

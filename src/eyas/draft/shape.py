@@ -57,10 +57,16 @@ def resolve_shape(config: Config, facts: VerifierFacts) -> Shape:
         head_dim=head_dim,
         intermediate_size=number("intermediate_size"),
         rms_norm_eps=facts.norm_eps,
-        rope_parameters=own.get("rope_parameters")
-        or {"rope_type": "default", "rope_theta": own.get("rope_theta", 10000.0)},
+        rope_parameters=own.get("rope_parameters") or _legacy_rope(own),
         max_position_embeddings=own.get("max_position_embeddings", 4096),
     )
+
+
+def _legacy_rope(own: dict[str, Any]) -> dict[str, Any]:
+    """`rope_theta` and `rope_scaling`, as configs had them before transformers 5."""
+    scaling = dict(own.get("rope_scaling") or {})
+    kind = scaling.pop("type", None) or scaling.pop("rope_type", "default")
+    return {"rope_type": kind, "rope_theta": own.get("rope_theta", 10000.0), **scaling}
 
 
 def _layer_ids(config: Config, facts: VerifierFacts) -> list[int]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from eyas.config import load_config
 from eyas.evaluation.transformers import evaluate
 from eyas.process import child_main
-from eyas.training.run import Run
+from eyas.run import Run
 
 
 def main(directory: Path) -> None:

@@ -16,8 +16,8 @@ from eyas.draft.export import load_draft
 from eyas.errors import EyasError
 from eyas.evaluation.chain import CachedVerifier, Decoded, Drafter, decode_plain, decode_speculatively
 from eyas.progress import Progress
+from eyas.run import PROVENANCE_FILE, Run
 from eyas.stages import draft_shape, tokens_artifact, verifier_facts
-from eyas.training.run import PROVENANCE_FILE, Run
 from eyas.verifier.locate import locate
 
 
@@ -45,7 +45,7 @@ def evaluate(config: Config, run: Run) -> None:
         EyasError: outputs differ although they are computed in float32 with a clear margin: something is wrong.
     """
     checkpoint, facts, k = locate(config.verifier), verifier_facts(config), config.evaluation.k
-    dtype, device = getattr(torch, config.evaluation.dtype.name), torch.device(config.trainer.accelerator)
+    dtype, device = getattr(torch, config.evaluation.dtype.name), torch.device(config.trainer.accelerator.name)
     model = load_verifier(checkpoint, dtype, device)
     verifier = CachedVerifier(
         model, Tap(model, config.verifier.transformers, draft_shape(config).layer_ids, facts.num_layers)
@@ -66,15 +66,13 @@ def evaluate(config: Config, run: Run) -> None:
         comparisons.append(Comparison(plain, speculative))
         progress.advance(1)
     report = summarize(config, comparisons, seconds, provenance=json.loads((run.draft / PROVENANCE_FILE).read_text()))
-    write_file(run.evaluation_file, json.dumps({**report, "verdict": verdict(report)}, indent=2) + "\n")
-    flips = [
-        difference for difference in report["differences"] if difference["gap"] > NEAR_TIE[config.evaluation.dtype.name]
-    ]
+    flips = [item for item in report["differences"] if item["gap"] > NEAR_TIE[config.evaluation.dtype.name]]
     if flips:
         raise EyasError(
             f"speculative output differs from plain greedy output with a clear margin (prompt {flips[0]['prompt']}, token "
             f"{flips[0]['token']}, gap {flips[0]['gap']:.3g}): the verifier's states or cache are not what they should be"
         )
+    write_file(run.evaluation_file, json.dumps({**report, "verdict": verdict(report)}, indent=2) + "\n")
 
 
 NEAR_TIE = {"float32": 1e-2, "bfloat16": 0.5}
@@ -87,7 +85,9 @@ def summarize(
     """The numbers of an evaluation, with the setting they hold for."""
     k = config.evaluation.k
     accepted = [count for comparison in comparisons for count in comparison.speculative.accepted]
-    num_forwards = max(len(accepted), 1)
+    num_forwards = len(accepted)
+    if not num_forwards:
+        raise EyasError("every answer ended with its first token, so nothing was drafted: raise evaluation.max_tokens")
     reached = [sum(count >= position for count in accepted) for position in range(k + 1)]
     num_tokens = sum(len(comparison.plain.tokens) for comparison in comparisons)
     differences = [

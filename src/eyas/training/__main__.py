@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from eyas.process import child_main
+from eyas.run import Run
 from eyas.training.fit import fit
-from eyas.training.run import Run
 
 
 def main(directory: Path) -> None:

@@ -7,7 +7,7 @@ from lightning import Trainer
 
 from eyas.artifact import provenance, publish, read_manifest, remove, write_manifest
 from eyas.config import Config
-from eyas.training.run import Run, length
+from eyas.run import Run, length
 
 
 class Checkpoints(lightning.Callback):

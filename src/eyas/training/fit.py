@@ -20,11 +20,11 @@ from eyas.draft.build import build_draft
 from eyas.draft.model import Draft
 from eyas.draft.vocabulary import coverage
 from eyas.errors import EyasError
+from eyas.run import Run
 from eyas.stages import states_artifact, tokens_artifact, verifier_facts
 from eyas.training.checkpoints import Checkpoints
 from eyas.training.module import DraftTraining
 from eyas.training.record import MetricsCsv, ProgressLines
-from eyas.training.run import Run
 from eyas.training.third_party import build
 from eyas.verifier.locate import locate
 from eyas.verifier.teacher import Teacher
@@ -51,6 +51,10 @@ class PackedData(lightning.LightningDataModule):
         return num_steps(
             len(self.train_rows), training.rows_per_step, max_steps=training.max_steps, epochs=training.epochs
         )
+
+    def prepare_data(self) -> None:
+        """On one rank of each machine, before step 1: the states are what was captured."""
+        self.store.verify()
 
     def train_dataloader(self) -> PackedLoader:
         assert self.trainer is not None
@@ -81,10 +85,6 @@ def fit(run: Run) -> None:
     """Train the run's draft to its full length, from its newest complete checkpoint where there is one."""
     config = load_config(run.config_file)
     num_devices = config.trainer.devices * config.trainer.num_nodes
-    if config.training.rows_per_step % num_devices:
-        raise EyasError(
-            f"training.rows_per_step={config.training.rows_per_step} can't be dealt evenly to {num_devices} devices"
-        )
     for name in ("lightning.pytorch", "lightning.fabric"):  # what they say, our own lines say
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # lightning, on torch's pytrees
@@ -92,7 +92,6 @@ def fit(run: Run) -> None:
     lightning.seed_everything(config.seed, verbose=False)
 
     data = PackedData(config)
-    data.store.verify()
     teacher = Teacher.from_checkpoint(
         locate(config.verifier), verifier_facts(config), getattr(torch, config.capture.dtype.name)
     )
@@ -108,11 +107,15 @@ def fit(run: Run) -> None:
 
     newest = run.newest_checkpoint()
     step = read_manifest(newest)["step"] if newest else 0
+    if step > data.num_steps:
+        raise EyasError(
+            f"{newest} is past the {data.num_steps} steps asked for; ask for more, or start anew with name=..."
+        )
     trainer = Trainer(
-        accelerator=config.trainer.accelerator,
+        accelerator=config.trainer.accelerator.name,
         devices=config.trainer.devices,
         num_nodes=config.trainer.num_nodes,
-        strategy=build("trainer.strategy", config.trainer.strategy),
+        strategy=build("trainer.strategy", config.trainer.strategy, data_parallel_size=num_devices),
         max_steps=data.num_steps,
         logger=loggers(run, config, resume_step=step),
         callbacks=[ProgressLines(data.num_steps), Checkpoints(run, config, data.num_steps)],

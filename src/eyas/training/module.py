@@ -48,7 +48,8 @@ class DraftTraining(lightning.LightningModule):
         self.draft.move_frozen(self.device, self.compute_dtype)
         self.teacher.to(self.device)
         assert self.device_mesh is not None
-        precision = MixedPrecisionPolicy(param_dtype=self.compute_dtype, reduce_dtype=torch.float32)
+        # Inputs stay as they are: the teacher's distribution must reach the loss in float32.
+        precision = MixedPrecisionPolicy(self.compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
         fully_shard(self.draft, mesh=self.device_mesh["data_parallel"], mp_policy=precision)
 
     def configure_optimizers(self) -> Any:
@@ -61,7 +62,9 @@ class DraftTraining(lightning.LightningModule):
         sharded = cast(FSDPModule, self.draft)
         totals_SK = self.zeros()
         for index, row in enumerate(batch.rows):
-            sharded.set_requires_gradient_sync(index == len(batch.rows) - 1)
+            last = index == len(batch.rows) - 1
+            sharded.set_requires_gradient_sync(last)
+            sharded.set_reshard_after_backward(last)
             unrolled = self.unroll(row)
             (unrolled.loss_K * self.step_weights_K).sum().backward()
             totals_SK += stacked(unrolled)
@@ -72,9 +75,7 @@ class DraftTraining(lightning.LightningModule):
         values |= {"grad_norm": self.scale_and_clip(totals_SK), "lr": torch.tensor(optimizer.param_groups[0]["lr"])}
         if not (values["loss"].isfinite() and values["grad_norm"].isfinite()):
             found = f"loss {values['loss'].item():.4g}, gradient norm {values['grad_norm'].item():.4g}"
-            raise EyasError(
-                f"step {self.global_step + 1}: {found}; the last checkpoint is whole, try a lower optimizer.lr"
-            )
+            raise EyasError(f"step {self.global_step + 1}: {found}; try a lower optimizer.lr under another name")
         optimizer.step()
         optimizer.zero_grad()
         self.lr_schedulers().step()  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from eyas.progress import duration
-from eyas.training.run import read_metrics
+from eyas.run import read_metrics
 
 
 class MetricsCsv(Logger):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from eyas.config import NormKind, Number, VerifierConfig
+from eyas.config import Number, VerifierConfig
 from eyas.errors import EyasError
 from eyas.verifier.checkpoint import Checkpoint
 
@@ -20,7 +20,6 @@ class VerifierFacts:
     norm_key: str
     head_key: str
     """The embedding's key where the head is tied."""
-    norm_kind: NormKind
     norm_eps: float
     language_config: dict[str, Any]
     """The language model's own config, as the checkpoint states it."""
@@ -65,7 +64,6 @@ def resolve(verifier: VerifierConfig, checkpoint: Checkpoint) -> VerifierFacts:
         embedding_key=embedding_key,
         norm_key=_key(verifier, checkpoint, "norm", (hidden_size,)),
         head_key=embedding_key if verifier.tied else _key(verifier, checkpoint, "head", (vocab_size, hidden_size)),
-        norm_kind=verifier.norm.kind,
         norm_eps=_number(verifier.norm.eps, language, f"{where}: verifier.norm.eps"),
         language_config=language,
     )

@@ -6,9 +6,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedTokenizerFast
 
-from eyas.artifact import locked, publish, remove
+from eyas.artifact import LOCK, claimed, publish, remove
 from eyas.config import VerifierConfig, load_config
-from eyas.errors import EyasError
 from eyas.process import child_main
 from eyas.verifier.locate import gguf_file, to_be_made
 
@@ -23,20 +22,17 @@ def make(verifier: VerifierConfig) -> None:
     directory = to_be_made(verifier)
     if directory is None or verifier.make is None:
         return
-    partial = directory.with_suffix(".partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    with locked(partial) as still_there:
-        if not still_there or directory.exists():
+    with claimed(directory, directory.exists) as partial:
+        if partial is None:
             return
         try:
             if verifier.make.gguf is not None:
                 file = gguf_file(verifier.make.gguf)
-                print(f"verifier  making {directory} from {file.name}, once", flush=True)
+                print(f"verifier making {directory} from {file.name}, once", flush=True)
                 convert_gguf(file, partial)
-            elif verifier.make.random is not None:
-                make_random(verifier.make.random, partial)
             else:
-                raise EyasError(f"verifier.make of {verifier.name} names neither gguf nor random")
+                make_random(verifier.make.random or {}, partial)
+            (partial / LOCK).unlink()
             publish(partial, directory)
         except BaseException:
             remove(partial)

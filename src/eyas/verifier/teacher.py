@@ -24,10 +24,8 @@ class Targets:
 
     log_probs_ND: Tensor
     """The teacher's distribution, restricted to the draft vocabulary and renormalised, as log-probabilities."""
-    token_N: Tensor
-    """The verifier's greedy token, in the verifier's vocabulary."""
     draft_token_N: Tensor
-    """The same token in the draft vocabulary; -1 where it is outside, where no draft can be right."""
+    """The verifier's greedy token in the draft vocabulary; -1 where it is outside, where no draft can be right."""
 
 
 class Teacher(nn.Module):
@@ -66,8 +64,8 @@ class Teacher(nn.Module):
             log_probs.append(logits_NV[:, draft_ids_D].log_softmax(-1))
         if not tokens:
             empty = draft_ids_D.new_empty(0)
-            return Targets(state_NH.new_empty((0, len(draft_ids_D)), dtype=torch.float32), empty, empty)
+            return Targets(state_NH.new_empty((0, len(draft_ids_D)), dtype=torch.float32), empty)
         token_N = torch.cat(tokens)
         position_N = torch.searchsorted(draft_ids_D, token_N).clamp_max(len(draft_ids_D) - 1)
         inside_N = draft_ids_D[position_N] == token_N
-        return Targets(torch.cat(log_probs), token_N, torch.where(inside_N, position_N, -1))
+        return Targets(torch.cat(log_probs), torch.where(inside_N, position_N, -1))

@@ -9,10 +9,10 @@ import torch
 from eyas.artifact import write_manifest
 from eyas.config import Config
 from eyas.errors import EyasError
+from eyas.run import Run, length, read_metrics
 from eyas.training import schedule
 from eyas.training.metrics import acceptance
 from eyas.training.record import MetricsCsv
-from eyas.training.run import Run, length, read_metrics
 from eyas.training.third_party import check
 from eyas.verifier.checkpoint import Checkpoint
 

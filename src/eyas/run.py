@@ -63,7 +63,7 @@ class Run:
             EyasError: it holds another run, something that is no run, or can't be written.
         """
         if not self.exists():
-            if self.directory.exists() and any(self.directory.iterdir()):
+            if self.directory.exists() and any(not path.name.startswith(".") for path in self.directory.iterdir()):
                 raise EyasError(f"{self.directory} exists and is no run of Eyas; choose another name=...")
             _check_writable(self.directory)
             return
@@ -84,15 +84,24 @@ class Run:
             EyasError: another process is at work in it.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
+        with self.held():
+            self.check(config)  # again, now that nobody else can be at it
+            if not self.exists():
+                write_file(self.identity_file, yaml.safe_dump(run_identity(config), sort_keys=False))
+            write_file(self.config_file, config_yaml(config))
+            composed = {"overrides": overrides, "config_dirs": config_dirs}
+            write_file(self.directory / "overrides.json", json.dumps(composed) + "\n")
+            yield
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """One process per run.
+
+        Raises:
+            EyasError: another process is at work in it.
+        """
         try:
             with locked(self.directory, wait=False):
-                write_file(self.config_file, config_yaml(config))
-                write_file(
-                    self.directory / "overrides.json",
-                    json.dumps({"overrides": overrides, "config_dirs": config_dirs}) + "\n",
-                )
-                if not self.exists():
-                    write_file(self.identity_file, yaml.safe_dump(run_identity(config), sort_keys=False))
                 yield
         except BlockingIOError:
             raise EyasError(
@@ -122,8 +131,9 @@ class Run:
         return int(json.loads(file.read_text())["step"]) if file.exists() else None
 
     def evaluation(self) -> dict[str, Any]:
-        """evaluation.json; empty before the first evaluation."""
-        return json.loads(self.evaluation_file.read_text()) if self.evaluation_file.exists() else {}
+        """evaluation.json; empty where the draft that is there has not been measured."""
+        report: dict[str, Any] = json.loads(self.evaluation_file.read_text()) if self.evaluation_file.exists() else {}
+        return report if report and report["draft"]["step"] == self.exported_step() else {}
 
 
 def length(config: Config) -> dict[str, Any]:

@@ -1,0 +1,58 @@
+"""What the Lightning module hands to the draft, sharded and in bfloat16, on one gloo rank."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from small import Documents, new_draft
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import init_device_mesh
+
+from eyas.config import Config, Dtype, Loss
+from eyas.data.loader import PackedRow
+from eyas.draft import loss
+from eyas.training.module import DraftTraining
+from eyas.verifier.teacher import Teacher
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_bfloat16_computes_the_draft_and_not_the_teacher(
+    tiny: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[torch.dtype, torch.dtype]] = []
+
+    def recording(logits_ND: Tensor, teacher_ND: Tensor, token_N: Tensor) -> Tensor:
+        seen.append((logits_ND.dtype, teacher_ND.dtype))
+        return loss.kl(logits_ND, teacher_ND, token_N)
+
+    monkeypatch.setitem(loss.LOSSES, Loss.kl, recording)
+    training = tiny().training
+    training.compute_dtype = Dtype.bfloat16
+    draft = new_draft()
+    draft.freeze(trainable_head=True)
+    teacher = Teacher(torch.ones(32), torch.randn(96, 32) * 0.3, 1e-5)
+    module = DraftTraining(draft, teacher, training, torch.optim.SGD, torch.optim.SGD)
+    module._device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data_parallel",))
+    module.configure_model()
+    documents = Documents.random((20, 3))
+    row = PackedRow(
+        documents.input_ids,
+        documents.loss_mask,
+        documents.document_ids,
+        documents.position_ids,
+        documents.hidden,
+        documents.last,
+    )
+    unrolled = module.unroll(row)
+    unrolled.loss_K.sum().backward()
+    assert seen == [(torch.bfloat16, torch.float32)] * 3
+    assert unrolled.loss_K.dtype is torch.float32
+    assert all(parameter.grad.dtype is torch.float32 for parameter in draft.parameters())
