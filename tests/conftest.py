@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from eyas.cli.compose import compose
+from eyas.cli.train import make_verifier
 from eyas.config import Config
 from eyas.verifier.checkpoint import Checkpoint
 from eyas.verifier.locate import locate
@@ -53,11 +54,9 @@ def smollm2_checkpoint() -> Checkpoint:
 
 
 def made(override: str) -> Checkpoint:
-    from eyas.verifier.make import make
-
-    verifier = compose([override], []).verifier
-    make(verifier)
-    return locate(verifier)
+    config = compose([override], [])
+    make_verifier(config)
+    return locate(config.verifier)
 
 
 def run(*arguments: str, cwd: Path = ROOT, timeout: float = 300) -> "subprocess.CompletedProcess[str]":
