@@ -72,6 +72,13 @@ def test_two_processes_take_turns(tmp_path: Path) -> None:
     with context.Pool(4) as pool:
         built = pool.starmap(build, [(tmp_path, str(index)) for index in range(8)])
     assert sum(built) == 1
+    assert not list(tmp_path.rglob("*.partial"))
+    assert not list(tmp_path.rglob(".lock"))
+
+
+def test_a_missing_file_in_a_build_is_an_error_as_any_other(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"), building(artifact(tmp_path / "store", a=1)):
+        (tmp_path / "nowhere").read_text()
 
 
 def test_a_held_lock_is_noticed(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -90,13 +90,19 @@ def claimed(final: Path, exists: Callable[[], bool]) -> Iterator[Path | None]:
     partial = final.with_suffix(".partial")
     while not exists():
         partial.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError), locked(partial) as still_there:
+        with ExitStack() as stack:
+            # Another process renames it when it is done and removes it when it fails: then look again.
+            try:
+                still_there = stack.enter_context(locked(partial))
+            except FileNotFoundError:
+                continue
             if still_there and not exists():
                 yield partial
                 return
-        # Another process renamed it when it was done, or removed it when it failed: look again.
-    with suppress(OSError):
-        partial.rmdir()
+            if still_there:  # we made it anew, just after it was done
+                (partial / LOCK).unlink()
+                with suppress(OSError):
+                    partial.rmdir()
     yield None
 
 
@@ -114,15 +120,16 @@ def complete(artifact: Artifact, partial: Path, counts: dict[str, Any]) -> None:
             **provenance(),
         },
     )
-    (partial / LOCK).unlink(missing_ok=True)
     publish(partial, artifact.directory)
 
 
 def publish(partial: Path, final: Path) -> None:
-    """Flush every file below `partial` and rename it to `final`, which must not exist."""
+    """Flush `partial`, all that is below it, and rename it to `final`, which must not exist; its lock file goes."""
     for path in [*partial.rglob("*"), partial]:
         _fsync(path)
     partial.rename(final)
+    if final.is_dir():  # only now: without its lock file, a partial directory could be claimed by another process
+        (final / LOCK).unlink(missing_ok=True)
     _fsync(final.parent)
 
 

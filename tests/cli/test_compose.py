@@ -94,16 +94,16 @@ def test_the_command_line_says_it_in_one_line() -> None:
     assert done.stderr == "eyas: error: draft.vocab_sizee: there is no such key; did you mean draft.vocab_size?\n"
 
 
-def test_cfg_job_takes_about_a_second_and_no_torch() -> None:
+def test_cfg_job_takes_less_than_a_second_and_no_torch() -> None:
     code = "import sys; sys.argv = ['train.py', '--cfg', 'job']; import train; train.main(); assert 'torch' not in sys.modules"
-    seconds = []
-    for _ in range(5):
+    seconds = [1.0]
+    while min(seconds) >= 1.0 and len(seconds) < 15:  # a busy machine gets more tries, not a looser bound
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         # Processor time: it is what an idle machine takes, and other tests run beside this one.
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(seconds) < 1.5  # 0.9 on the slowest machine so far; the rest is room for a busy one
+    assert min(seconds) < 1.0
 
 
 def test_config_survives_its_own_yaml(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedTokenizerFast
 
-from eyas.artifact import LOCK, claimed, publish, remove
+from eyas.artifact import claimed, publish, remove
 from eyas.config import VerifierConfig, load_config
 from eyas.process import child_main
 from eyas.verifier.locate import gguf_file, to_be_made
@@ -32,7 +32,6 @@ def make(verifier: VerifierConfig) -> None:
                 convert_gguf(file, partial)
             else:
                 make_random(verifier.make.random or {}, partial)
-            (partial / LOCK).unlink()
             publish(partial, directory)
         except BaseException:
             remove(partial)
