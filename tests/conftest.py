@@ -72,7 +72,8 @@ def train(directory: Path, *overrides: str) -> "subprocess.CompletedProcess[str]
 @pytest.fixture(scope="session")
 def outputs(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Checkpoint) -> Path:
     """The outputs of a finished, undisturbed run, with what it printed; made by one test process for all of them."""
-    directory = tmp_path_factory.getbasetemp().parent / "outputs"
+    base = tmp_path_factory.getbasetemp()  # one level up is this session's with xdist, and every session's without
+    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "outputs"
     with directory.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not directory.exists():
