@@ -1,4 +1,4 @@
-"""The configuration: one dataclass per group of `conf/`, checked once at the border.
+"""The configuration: one dataclass per group of `conf/`, checked once at the border (the verifier's: `verifier/schema.py`).
 
 Everything here is imported before a configuration is known to be right, so nothing here may import torch.
 Field = YAML key = argument, spelled alike everywhere; every default a user can see stands in `conf/`.
@@ -13,12 +13,7 @@ from typing import Any, cast
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from eyas.errors import EyasError
-
-
-class NormKind(Enum):
-    """The verifier's final norm, between the captured state and its head."""
-
-    rms = "rms"
+from eyas.verifier.schema import VerifierConfig
 
 
 class DraftArchitecture(Enum):
@@ -60,104 +55,7 @@ class Engine(Enum):
     """The program that runs the verifier."""
 
     transformers = "transformers"
-
-
-@dataclass(kw_only=True)
-class Number:
-    """A number that is either written down (`value`) or read from the checkpoint's config (`config`, a dotted path)."""
-
-    config: str | None = None
-    value: float | None = None
-
-
-@dataclass(kw_only=True)
-class MakeConfig:
-    """How to make the verifier's checkpoint where `path` is null. Exactly one of the two."""
-
-    gguf: str | None = None
-    """`package/file.gguf`: a GGUF file shipped inside an installed Python package."""
-    random: dict[str, Any] | None = None
-    """Arguments of a transformers config (with `model_type`): random weights, for tests."""
-
-    def __post_init__(self) -> None:
-        if (self.gguf is None) == (self.random is None):
-            raise EyasError("verifier.make: exactly one of gguf and random must be set")
-
-
-@dataclass(kw_only=True)
-class ConfigPaths:
-    """Where the checkpoint's config.json keeps the language model's numbers."""
-
-    path: str = MISSING
-    """Dotted path to the language model's own config; empty: the top level."""
-    num_layers: str = MISSING
-    hidden_size: str = MISSING
-    vocab_size: str = MISSING
-
-
-@dataclass(kw_only=True)
-class TensorKeys:
-    """Exact names of the three tensors that are read; the first candidate that exists is taken."""
-
-    embedding: list[str] = MISSING
-    norm: list[str] = MISSING
-    head: list[str] = MISSING
-
-
-@dataclass(kw_only=True)
-class NormConfig:
-    """The final norm."""
-
-    kind: NormKind = MISSING
-    eps: Number = MISSING
-
-
-@dataclass(kw_only=True)
-class ModulePaths:
-    """Where transformers' model keeps the modules that are hooked during capture."""
-
-    layers: str = MISSING
-    norm: str = MISSING
-
-
-@dataclass(kw_only=True)
-class ChatConfig:
-    """How conversations become text."""
-
-    kwargs: dict[str, Any] = MISSING
-    """Arguments of the chat template, such as enable_thinking; recorded with the tokens."""
-
-
-@dataclass(kw_only=True)
-class DraftShape:
-    """The draft layer that suits this verifier; null: as the verifier's own layer."""
-
-    head_dim: int | None = None
-    num_attention_heads: int | None = None
-    num_key_value_heads: int | None = None
-    intermediate_size: int | None = None
-    layer_ids: list[int] | None = None
-    """Captured layers: id i is the residual stream entering layer i. Null: 2, n//2, n-3."""
-
-
-@dataclass(kw_only=True)
-class VerifierConfig:
-    """What the target LLM is. A new architecture is a file of these values, never code."""
-
-    name: str = MISSING
-    path: str | None = None
-    """A local directory or a hub id."""
-    revision: str | None = None
-    """Commit, branch or tag of a hub id."""
-    make: MakeConfig | None = None
-    config: ConfigPaths = MISSING
-    keys: TensorKeys = MISSING
-    tied: bool = MISSING
-    """The head is the embedding: true exactly when the checkpoint holds no head."""
-    norm: NormConfig = MISSING
-    transformers: ModulePaths = MISSING
-    chat: ChatConfig = MISSING
-    draft: DraftShape = MISSING
+    vllm = "vllm"
 
 
 @dataclass(kw_only=True)

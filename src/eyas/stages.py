@@ -12,6 +12,7 @@ from eyas.data.conversations import conversations_file
 from eyas.draft.shape import Shape, resolve_shape
 from eyas.verifier.facts import VerifierFacts, resolve
 from eyas.verifier.locate import locate
+from eyas.verifier.tokenizer import tokenizer_identity
 
 
 def tokens_artifact(config: Config) -> Artifact:
@@ -21,7 +22,7 @@ def tokens_artifact(config: Config) -> Artifact:
         "conversations": sha256_of(conversations_file(config.data.path)),
         "num_held_out": config.data.num_held_out,
         "max_length": config.data.max_length,
-        "tokenizer": checkpoint.tokenizer_identity,
+        "tokenizer": tokenizer_identity(config.verifier, checkpoint),
         "chat": to_dict(config.verifier.chat),
         "vocab_size": verifier_facts(config).vocab_size,
     }
@@ -33,7 +34,7 @@ def states_artifact(config: Config) -> Artifact:
     fields = {
         "verifier": locate(config.verifier).identity,
         "layer_ids": draft_shape(config).layer_ids,
-        "last": "pre_norm",
+        "last": config.verifier.target.name,
         "modules": to_dict(config.verifier.transformers),
         "capture": to_dict(config.capture),
     }

@@ -53,14 +53,14 @@ WRONG = [
         "optimizer.lrr=1", "optimizer.lrr: there is no such key; did you mean optimizer.lr?", id="third-party"
     ),
     pytest.param(
-        "vocab_size=1", "vocab_size: there is no such key; did you mean verifier.config.vocab_size?", id="other-place"
+        "vocab_size=1", "vocab_size: there is no such key; did you mean draft.vocab_size?", id="other-place"
     ),
     pytest.param(
         "draft.vocab_size=many", "draft.vocab_size=many: Value 'many' of type 'str' could not be converted", id="type"
     ),
     pytest.param("training.loss=kll", "training.loss=kll: Invalid value 'kll', expected one of [kl, ce]", id="enum"),
     pytest.param(
-        "verifier=smollm2", "verifier=smollm2: there is no such option; did you mean smollm2_135m?", id="option"
+        "verifier=smollm2_135", "verifier=smollm2_135: there is no such option; did you mean smollm2_135m?", id="option"
     ),
     pytest.param("data=mine", "data.path must be set", id="missing"),
     pytest.param("training.unroll_steps=0", "training.unroll_steps=0: must be at least 1", id="range"),

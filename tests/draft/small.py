@@ -10,6 +10,8 @@ from eyas.draft.loss import kl
 from eyas.draft.model import Draft, draft_config
 from eyas.draft.shape import Shape
 from eyas.draft.unroll import Unrolled, answer_run, target_positions
+from eyas.verifier.facts import Arithmetic
+from eyas.verifier.schema import NormCast, NormKind, Target
 from eyas.verifier.teacher import Teacher
 
 SHAPE = Shape(
@@ -95,3 +97,9 @@ class Documents:
             num_steps=num_steps,
         )
         return unrolled
+
+
+def rms_teacher(norm_H: Tensor, head_VH: Tensor, eps: float) -> Teacher:
+    """A Llama's norm and head."""
+    arithmetic = Arithmetic(target=Target.pre_norm, norm=NormKind.rms, eps=eps, cast=NormCast.before_weight)
+    return Teacher(arithmetic, head_VH, norm_H=norm_H)

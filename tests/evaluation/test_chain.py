@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from eyas.capture.modules import find_modules
 from eyas.capture.tap import Tap
 from eyas.cli.compose import compose
 from eyas.draft.model import Draft, draft_config
@@ -20,7 +21,7 @@ K = 3
 def verifier(tiny_checkpoint: Checkpoint) -> CachedVerifier:
     config = compose(["verifier=tiny_llama"], [])
     model = AutoModelForCausalLM.from_pretrained(tiny_checkpoint.directory, dtype=torch.float32).eval()
-    return CachedVerifier(model, Tap(model, config.verifier.transformers, [2, 4, 5], 8))
+    return CachedVerifier(model, Tap(find_modules(model, config.verifier, 8), [2, 4, 5], config.verifier))
 
 
 def draft(checkpoint: Checkpoint) -> Draft:
@@ -29,8 +30,8 @@ def draft(checkpoint: Checkpoint) -> Draft:
     shape = resolve_shape(config, facts)
     torch.manual_seed(0)
     draft = Draft(draft_config(config.draft, shape, verifier="here", unroll_steps=K), torch.arange(128) * 2)
-    draft.embed_tokens.weight.data = checkpoint.tensor(facts.embedding_key)
-    draft.lm_head.weight.data = checkpoint.tensor(facts.head_key)[draft.draft_ids_D]
+    draft.embed_tokens.weight.data = checkpoint.tensor(facts.embedding.key)
+    draft.lm_head.weight.data = checkpoint.tensor(facts.head.key)[draft.draft_ids_D]
     return draft.eval()
 
 

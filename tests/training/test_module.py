@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import Documents, new_draft
+from small import Documents, new_draft, rms_teacher
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -13,7 +13,6 @@ from eyas.config import Config, Dtype, Loss
 from eyas.data.loader import PackedRow
 from eyas.draft import loss
 from eyas.training.module import DraftTraining
-from eyas.verifier.teacher import Teacher
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def test_bfloat16_computes_the_draft_and_not_the_teacher(
     training.compute_dtype = Dtype.bfloat16
     draft = new_draft()
     draft.freeze(trainable_head=True)
-    teacher = Teacher(torch.ones(32), torch.randn(96, 32) * 0.3, 1e-5)
+    teacher = rms_teacher(torch.ones(32), torch.randn(96, 32) * 0.3, 1e-5)
     module = DraftTraining(draft, teacher, training, torch.optim.SGD, torch.optim.SGD)
     module._device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data_parallel",))
     module.configure_model()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small import rms_teacher
 from transformers import AutoModelForCausalLM
 
 from eyas.cli.compose import compose
@@ -14,6 +15,7 @@ from eyas.errors import EyasError
 from eyas.verifier.checkpoint import Checkpoint
 from eyas.verifier.facts import resolve
 from eyas.verifier.teacher import Teacher
+from eyas.verifier.tokenizer import tokenizer_identity
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def test_teacher_is_the_verifiers_own_arithmetic(
 def test_targets_are_restricted_renormalised_and_searched_in_the_whole_vocabulary() -> None:
     torch.manual_seed(0)
     teacher, states, ids = (
-        Teacher(torch.ones(8), torch.randn(20, 8), 1e-6),
+        rms_teacher(torch.ones(8), torch.randn(20, 8), 1e-6),
         torch.randn(50, 8),
         torch.tensor([1, 5, 7, 19]),
     )
@@ -59,11 +61,11 @@ def test_targets_are_restricted_renormalised_and_searched_in_the_whole_vocabular
 
 def test_only_needed_tensors_are_named_by_exact_key(tiny_checkpoint: Checkpoint) -> None:
     facts = facts_of(tiny_checkpoint.directory)
-    assert (facts.embedding_key, facts.norm_key, facts.head_key) == (
+    assert [stored.key for stored in facts.tensors] == [
         "model.embed_tokens.weight",
         "model.norm.weight",
         "lm_head.weight",
-    )
+    ]
     assert facts.default_layer_ids == [2, 4, 5]
 
 
@@ -77,7 +79,8 @@ def test_an_in_place_change_of_one_layer_is_another_verifier(copied: Path) -> No
 
 def test_a_moved_checkpoint_is_the_same_verifier(tiny_checkpoint: Checkpoint, copied: Path) -> None:
     assert Checkpoint(copied).identity == tiny_checkpoint.identity
-    assert Checkpoint(copied).tokenizer_identity == tiny_checkpoint.tokenizer_identity
+    verifier = compose(["verifier=tiny_llama"], []).verifier
+    assert tokenizer_identity(verifier, Checkpoint(copied)) == tokenizer_identity(verifier, tiny_checkpoint)
 
 
 def test_directory_without_weights(copied: Path) -> None:
@@ -108,9 +111,9 @@ WRONG_FACTS = [
         r"similar keys there: \['model.norm.weight'\]|similar keys",
         id="key",
     ),
-    pytest.param("verifier.config.hidden_size=d_model", "config.json has no 'd_model'", id="field"),
-    pytest.param("verifier.config.path=text_config", "config.json has no 'text_config'", id="path"),
-    pytest.param("verifier.config.hidden_size=intermediate_size", "has shape", id="shape"),
+    pytest.param("verifier.config.hidden_size.config=d_model", "config.json has no 'd_model'", id="field"),
+    pytest.param("verifier.config.path=text_config", "config.json has no text_config there; .* seems to be at ''", id="path"),
+    pytest.param("verifier.config.hidden_size.config=intermediate_size", "has shape", id="shape"),
     pytest.param("verifier.norm.eps.config=layer_norm_eps", "config.json has no 'layer_norm_eps'", id="eps"),
 ]
 

@@ -1,32 +1,36 @@
 """Reading residual streams out of a transformers model, by hooks on its own modules."""
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any, Self, cast
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
-from eyas.config import ModulePaths
+from eyas.capture.modules import Modules, state_of
 from eyas.errors import EyasError
 from eyas.verifier.checkpoint import Checkpoint
+from eyas.verifier.facts import language_config
+from eyas.verifier.schema import Stream, Target, VerifierConfig
 
 
 class Tap:
-    """While entered, keeps what enters the chosen layers and the final norm in each forward of the model.
+    """While entered, keeps what enters the chosen layers and the final norm (or the head) in each forward of the model.
 
     Layer ids as everywhere in Eyas: id i is the residual stream entering layer i. B sequences, S positions, L layers.
+    Where a layer exchanges several streams, their mean is kept, as vLLM does.
     """
 
-    def __init__(self, model: PreTrainedModel, paths: ModulePaths, layer_ids: Sequence[int], num_layers: int) -> None:
-        layers = module_at(model, paths.layers, "verifier.transformers.layers")
-        if not isinstance(layers, nn.ModuleList) or len(layers) != num_layers:
-            raise EyasError(
-                f"verifier.transformers.layers={paths.layers} is a {type(layers).__name__} of "
-                f"{len(layers) if isinstance(layers, nn.ModuleList) else 'no'} layers, expected the {num_layers} decoder layers"
-            )
-        norm = module_at(model, paths.norm, "verifier.transformers.norm")
-        self._modules = [*(layers[id] for id in layer_ids), norm]
+    def __init__(self, modules: Modules, layer_ids: Sequence[int], verifier: VerifierConfig) -> None:
+        self._modules = [*(modules.layers[id] for id in layer_ids), modules.last]
+        self._stream = verifier.stream
+        self._whole_head = verifier.target is Target.head_input
         self._seen: dict[int, Tensor] = {}
         self._handles: list[Any] = []
 
@@ -40,28 +44,81 @@ class Tap:
             handle.remove()
 
     def take(self) -> tuple[Tensor, Tensor]:
-        """The last forward's (hidden [B, S, L, H], last [B, S, H]); the last state is before the final norm."""
+        """The last forward's (hidden [B, S, L, H], last [B, S, H]); the last state is before the final norm or the head."""
         states = [self._seen.pop(slot) for slot in range(len(self._modules))]
-        return torch.stack(states[:-1], dim=2), states[-1]
+        last_BSH = states.pop()
+        if self._stream is Stream.multiple:
+            states = [_mean_of_streams(state, last_BSH.shape) for state in states]
+        if any(state.shape != last_BSH.shape for state in states):
+            raise EyasError(
+                f"a captured layer holds {[list(state.shape) for state in states]}, the last state {list(last_BSH.shape)}: "
+                "a layer that exchanges several streams needs verifier.stream: multiple"
+            )
+        return torch.stack(states, dim=2), last_BSH
+
+    def arguments(self, model: PreTrainedModel) -> dict[str, Any]:
+        """What a forward needs so that nothing is computed that nobody reads: logits of one position, where they can be spared."""
+        spare = not self._whole_head and "logits_to_keep" in signature(model.forward).parameters
+        return {"use_cache": False} | ({"logits_to_keep": 1} if spare else {})
 
     def _keeper(self, slot: int) -> Any:
         def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._seen[slot] = (args[0] if args else kwargs["hidden_states"]).detach()
+            state = state_of(args, kwargs)
+            assert state is not None
+            self._seen[slot] = state.detach().clone()  # the layer may write into it
 
         return keep
 
 
-def module_at(model: nn.Module, path: str, key: str) -> nn.Module:
+def load_verifier(
+    checkpoint: Checkpoint, verifier: VerifierConfig, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    """The whole verifier in transformers, frozen.
+
+    Raises:
+        EyasError: it needs remote code that is not trusted, or a layout that transformers does not read.
+    """
+    trusted = verifier.trust_remote_code
+    if checkpoint.config_file != "config.json":
+        raise EyasError(
+            f"{checkpoint.directory} is read in the layout of {checkpoint.config_file}, which transformers does not load: "
+            "use capture=vllm and evaluation=vllm, or a directory with config.json"
+        )
+    checkpoint.fetch_all()
     try:
-        return model.get_submodule(path)
-    except AttributeError:
-        names = ", ".join(name for name, _ in model.named_modules() if name.count(".") <= 1 and name)[:300]
-        raise EyasError(f"{key}={path}: {type(model).__name__} has no such module; it has: {names}") from None
-
-
-def load_verifier(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """The whole verifier in transformers, frozen."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(checkpoint.directory, dtype=dtype)
+        model: PreTrainedModel = _auto_class(checkpoint, verifier).from_pretrained(
+            checkpoint.directory, dtype=dtype, trust_remote_code=trusted.config and trusted.model
+        )
+    except (ValueError, ImportError, KeyError, OSError) as error:
+        raise EyasError(
+            f"{checkpoint.directory} can't be loaded by transformers: {str(error).strip().splitlines()[0]}"
+        ) from error
     model.requires_grad_(False).eval()
     cast(nn.Module, model).to(device)
     return model
+
+
+def _auto_class(checkpoint: Checkpoint, verifier: VerifierConfig) -> Any:
+    """As declared; else the one that knows the model type, where both do the text-only one for a flat config."""
+    declared = verifier.transformers.auto_class
+    if declared is not None:
+        return getattr(transformers, declared.name)
+    model_type = str(checkpoint.config.get("model_type"))
+    wrapper = language_config(verifier, checkpoint) is not checkpoint.config
+    image_text = model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    causal = model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if image_text and (wrapper or not causal):
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
+
+
+def _mean_of_streams(state: Tensor, shape: torch.Size) -> Tensor:
+    streams, left_over = divmod(state.shape[-1], shape[-1])
+    if state.shape[:-1] == shape[:-1] and streams > 1 and not left_over:  # side by side in one vector
+        return torch.mean(state.unflatten(-1, (streams, shape[-1])), -2)
+    axes = [axis for axis in range(state.ndim) if state.shape[:axis] + state.shape[axis + 1 :] == shape]
+    if not axes:
+        raise EyasError(
+            f"verifier.stream is multiple, but a layer reads {list(state.shape)} where the head reads {list(shape)}"
+        )
+    return state.mean(axes[-1])

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from eyas.artifact import building, complete, sha256_of
+from eyas.capture.modules import find_modules
 from eyas.capture.tap import Tap, load_verifier
 from eyas.config import Config
 from eyas.data.store import Document, plan_shards, shard_name, write_shard
@@ -39,9 +40,11 @@ def capture(config: Config) -> None:
         if not all(present):
             facts = verifier_facts(config)
             dtype, device = getattr(torch, config.capture.dtype.name), torch.device(config.trainer.accelerator.name)
-            verifier = load_verifier(locate(config.verifier), dtype, device)
+            verifier = load_verifier(locate(config.verifier), config.verifier, dtype, device)
+            modules = find_modules(verifier, config.verifier, facts.num_layers)
+            print(f"capture  hooks {', '.join(f'{what}: {path}' for what, path in modules.paths.items())}", flush=True)
             progress = Progress("capture", sum(num_tokens), "tokens", done=done)
-            tap = Tap(verifier, config.verifier.transformers, draft_shape(config).layer_ids, facts.num_layers)
+            tap = Tap(modules, draft_shape(config).layer_ids, config.verifier)
             check_parity(
                 verifier, tap, Teacher.from_checkpoint(locate(config.verifier), facts, dtype).to(device), tokens
             )
@@ -68,7 +71,7 @@ def check_parity(verifier: PreTrainedModel, tap: Tap, teacher: Teacher, tokens: 
         own_SV = verifier(input_ids=ids_1S, use_cache=False).logits[0].float()
         rebuilt_SV = teacher(tap.take()[1][0])
     difference = float((rebuilt_SV - own_SV).norm() / own_SV.norm())
-    allowed = 1e-3 if teacher.norm.dtype is torch.float32 else 2e-2
+    allowed = 1e-3 if teacher.head.dtype is torch.float32 else 2e-2
     if not difference < allowed:
         raise EyasError(
             f"the teacher's logits differ from the verifier's own by {difference:.1%} (allowed {allowed:.1%}): "
@@ -109,12 +112,10 @@ def _documents(
 
 def _forward(verifier: PreTrainedModel, tap: Tap, ids_BS: Tensor, attention_BS: Tensor) -> tuple[Tensor, Tensor]:
     with tap:
-        # Logits are not needed: the teacher makes them from the last state. One position keeps the head's cost at nothing.
         verifier(
             input_ids=ids_BS.to(verifier.device),
             attention_mask=attention_BS.to(verifier.device),
-            use_cache=False,
-            logits_to_keep=1,
+            **tap.arguments(verifier),
         )
         return tap.take()
 

@@ -3,9 +3,13 @@
     eyas train    key=value ...        conversations to a measured draft (as `python train.py`)
     eyas prepare  key=value ...        conversations -> tokens and loss mask
     eyas capture  key=value ...        tokens -> the verifier's hidden states
+    eyas doctor   key=value ...        every check of a verifier and a configuration, as a table and doctor.json
+    eyas doctor   --list               the named verifiers and their facts
+    eyas inspect  DIR                  what a checkpoint is, as a YAML to keep (--bundle=FILE.zip: its headers, to report)
     eyas export   RUN_DIR              a run's newest checkpoint -> draft/ (what vLLM loads)
     eyas evaluate RUN_DIR key=value    measure a run's draft (evaluation=... and its keys)
 
+verifier=auto verifier.path=DIR finds the verifier's YAML by its checkpoint.
 key=value and --config-dir, --cfg job, --help, -m are Hydra's; `eyas train --help` lists groups and options.
 """
 
@@ -16,6 +20,7 @@ from pathlib import Path
 from eyas.artifact import write_file
 from eyas.cli import train
 from eyas.cli.compose import Composed, command_line_without, compose, from_command_line, saved_overrides
+from eyas.cli.inspect import inspect, list_verifiers
 from eyas.compare.report import print_summary, write_report
 from eyas.config import config_yaml, load_config
 from eyas.errors import EyasError
@@ -26,6 +31,7 @@ COMPOSING: dict[str, Callable[[Composed], object]] = {
     "train": train.train,
     "prepare": lambda composed: train.prepare(composed.config),
     "capture": lambda composed: train.capture(composed.config),
+    "doctor": lambda composed: train.doctor(composed.config),
 }
 
 
@@ -60,18 +66,29 @@ WORKING_ON_RUNS: dict[str, Callable[[Run, list[str]], None]] = {"export": export
 
 def main() -> None:
     command = sys.argv[1] if len(sys.argv) > 1 else "--help"
-    if command in COMPOSING:
+    if command == "doctor" and "--list" in sys.argv[2:]:
+        list_verifiers()
+    elif command == "inspect":
+        explained(inspect, sys.argv[2:])
+    elif command in COMPOSING:
         command_line_without(1)
         from_command_line(COMPOSING[command])
     elif command in WORKING_ON_RUNS:
-        try:
-            WORKING_ON_RUNS[command](_run(sys.argv[2:3]), sys.argv[3:])
-        except EyasError as error:
-            fail(error)
+        explained(lambda arguments: WORKING_ON_RUNS[command](_run(arguments[:1]), arguments[1:]), sys.argv[2:])
     elif command in ("--help", "-h", "help"):
         print(__doc__)
     else:
-        fail(f"eyas {command}: there is no such command; it has: {', '.join([*COMPOSING, *WORKING_ON_RUNS])}")
+        fail(
+            f"eyas {command}: there is no such command; it has: {', '.join([*COMPOSING, 'inspect', *WORKING_ON_RUNS])}"
+        )
+
+
+def explained(command: Callable[[list[str]], None], arguments: list[str]) -> None:
+    """Run a command that doesn't compose; errors in one line."""
+    try:
+        command(arguments)
+    except EyasError as error:
+        fail(error)
 
 
 def _run(arguments: list[str]) -> Run:

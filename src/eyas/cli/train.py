@@ -49,7 +49,13 @@ def make_verifier(config: Config) -> None:
 def preflight(config: Config) -> None:
     """Checks that need torch; once the run has a checkpoint they have been passed."""
     if not Run.of(config).newest_checkpoint():
-        run_stage("eyas.doctor", config)
+        run_stage("eyas.doctor.preflight", config)
+
+
+def doctor(config: Config) -> None:
+    """Every check, the expensive ones too; exit code 0 only without a failure."""
+    make_verifier(config)
+    run_stage("eyas.doctor", config)
 
 
 def prepare(config: Config) -> None:

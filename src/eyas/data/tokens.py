@@ -8,7 +8,6 @@ written), each turn becomes a row of its own.
 Run as `python -m eyas.data.tokens CONFIG`.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoTokenizer
 
 from eyas.artifact import building, complete, read_manifest
 from eyas.config import Config, load_config
@@ -26,9 +24,9 @@ from eyas.data.conversations import Conversation, conversations_file, read_conve
 from eyas.errors import EyasError
 from eyas.process import child_main
 from eyas.stages import tokens_artifact
-from eyas.verifier.checkpoint import Checkpoint
 from eyas.verifier.facts import resolve
 from eyas.verifier.locate import locate
+from eyas.verifier.tokenizer import load_tokenizer, stop_token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -126,16 +124,6 @@ def _written(answer: list[int], stop_ids: Sequence[int], *, cut: bool) -> int:
     return last_stop if cut else last_stop + 1
 
 
-def stop_token_ids(checkpoint: Checkpoint, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """The tokens that end an answer, from generation_config.json, config.json and the tokenizer."""
-    ids = {tokenizer.eos_token_id}
-    generation = checkpoint.directory / "generation_config.json"
-    for config in (json.loads(generation.read_text()) if generation.exists() else {}, checkpoint.config):
-        eos = config.get("eos_token_id")
-        ids.update(eos if isinstance(eos, list) else [eos])
-    return sorted(token for token in ids if token is not None)
-
-
 def prepare(config: Config) -> None:
     """Write the tokens artifact, unless it exists.
 
@@ -148,10 +136,11 @@ def prepare(config: Config) -> None:
             return
         checkpoint = locate(config.verifier)
         vocab_size = resolve(config.verifier, checkpoint).vocab_size
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint.directory)
+        tokenizer = load_tokenizer(config.verifier, checkpoint)
         counts: Counter[str] = Counter(conversations=0, cut_rows=0, unsupervised_rows=0)
         train, held_out = _split(
-            _rows(config, tokenizer, stop_token_ids(checkpoint, tokenizer), counts), config.data.num_held_out
+            _rows(config, tokenizer, stop_token_ids(config.verifier, checkpoint, tokenizer), counts),
+            config.data.num_held_out,
         )
         for name, rows in (("train", train), ("held_out", held_out)):
             if not rows:

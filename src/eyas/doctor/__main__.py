@@ -1,56 +1,40 @@
-"""`python -m eyas.doctor CONFIG`: the checks before step 1 that need torch. Each raises one line, or is silent."""
+"""`python -m eyas.doctor CONFIG`: every check, as a table and as outputs/doctor.json."""
 
+import sys
 from pathlib import Path
 
-import torch
-
-from eyas.config import Accelerator, Config, load_config
+from eyas.artifact import write_file
+from eyas.config import load_config
+from eyas.doctor.facts_checks import examine_facts
+from eyas.doctor.findings import Verdict, print_table, to_json
+from eyas.doctor.model_checks import examine_model
+from eyas.doctor.training_checks import examine_training
 from eyas.errors import EyasError
-from eyas.process import child_main
+from eyas.process import EXPLAINED, child_main
 from eyas.stages import verifier_facts
-from eyas.training.third_party import check
+from eyas.verifier.library import read_library
 from eyas.verifier.locate import locate
-
-
-def third_party_arguments(config: Config) -> None:
-    """The groups that name other libraries' objects take the arguments they are given."""
-    check("optimizer", config.optimizer)
-    check("scheduler", config.scheduler, num_steps=1)
-    check("trainer.strategy", config.trainer.strategy, data_parallel_size=1)
-    for key, mapping in config.logger.items():
-        check(f"logger.{key}", mapping)
-
-
-def verifier_tensors(config: Config) -> None:
-    """The embedding, the norm and the head can be read, and are finite."""
-    checkpoint, facts = locate(config.verifier), verifier_facts(config)
-    for key in (facts.embedding_key, facts.norm_key, facts.head_key):
-        tensor = checkpoint.tensor(key)
-        if not tensor.isfinite().all() or not tensor.any():
-            raise EyasError(
-                f"verifier {config.verifier.name}: {key} is not finite, or all zero; the checkpoint is damaged"
-            )
-
-
-def devices(config: Config) -> None:
-    """The devices exist, and an optimizer step's rows can be dealt to them evenly."""
-    trainer, rows = config.trainer, config.training.rows_per_step
-    num_cuda = torch.cuda.device_count()
-    if trainer.accelerator is Accelerator.cuda and num_cuda < trainer.devices:
-        raise EyasError(
-            f"trainer.devices={trainer.devices}: this machine has {num_cuda} CUDA devices; trainer=cpu needs none"
-        )
-    if rows % (trainer.devices * trainer.num_nodes):
-        raise EyasError(
-            f"training.rows_per_step={rows} can't be dealt evenly to {trainer.devices * trainer.num_nodes} devices"
-        )
 
 
 def main(config_file: Path) -> None:
     config = load_config(config_file)
-    devices(config)
-    third_party_arguments(config)
-    verifier_tensors(config)
+    checkpoint = locate(config.verifier)
+    findings = examine_facts(config, checkpoint, read_library())
+    try:
+        facts = verifier_facts(config)
+    except EyasError:
+        pass  # it is a row already
+    else:
+        findings += [*examine_training(config), *examine_model(config, checkpoint, facts)]
+    print_table(findings)
+    report = Path(config.outputs) / "doctor.json"
+    report.parent.mkdir(parents=True, exist_ok=True)
+    write_file(report, to_json(findings))
+    failed = [it.name for it in findings if it.verdict is Verdict.fail]
+    warned = sum(it.verdict is Verdict.warn for it in findings)
+    print(f"{config.verifier.name}: {len(findings)} checks, {len(failed)} failed, {warned} warnings ({report})")
+    if failed:
+        sys.exit(EXPLAINED)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from eyas.draft.model import Draft, draft_config
 from eyas.draft.vocabulary import choose
 from eyas.stages import draft_shape, tokens_artifact, verifier_facts
 from eyas.verifier.locate import locate
+from eyas.verifier.tensors import read_tensor
 
 
 def build_draft(config: Config) -> Draft:
@@ -28,8 +29,8 @@ def build_draft(config: Config) -> Draft:
     draft = Draft(
         draft_config(config.draft, shape, verifier=verifier, unroll_steps=config.training.unroll_steps), draft_ids_D
     )
-    draft.embed_tokens.weight.data = checkpoint.tensor(facts.embedding_key).float()
-    draft.lm_head.weight.data = checkpoint.tensor(facts.head_key)[draft_ids_D].float()
+    draft.embed_tokens.weight.data = read_tensor(checkpoint, facts.embedding).float()
+    draft.lm_head.weight.data = read_tensor(checkpoint, facts.head)[draft_ids_D].float()
     if start is not None:
         start.load_into(draft)
     return draft

@@ -56,17 +56,38 @@ def resolve_shape(config: Config, facts: VerifierFacts) -> Shape:
         num_key_value_heads=key_value_heads,
         head_dim=head_dim,
         intermediate_size=number("intermediate_size"),
-        rms_norm_eps=facts.norm_eps,
-        rope_parameters=own.get("rope_parameters") or _legacy_rope(own),
+        rms_norm_eps=facts.arithmetic.eps or 1e-6,
+        rope_parameters=rope_parameters(own, wanted.rope_theta),
         max_position_embeddings=own.get("max_position_embeddings", 4096),
     )
 
 
-def _legacy_rope(own: dict[str, Any]) -> dict[str, Any]:
-    """`rope_theta` and `rope_scaling`, as configs had them before transformers 5."""
-    scaling = dict(own.get("rope_scaling") or {})
-    kind = scaling.pop("type", None) or scaling.pop("rope_type", "default")
-    return {"rope_type": kind, "rope_theta": own.get("rope_theta", 10000.0), **scaling}
+SCALED = {
+    "linear": {"factor"},
+    "dynamic": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+    "yarn": {"factor", "beta_fast", "beta_slow", "original_max_position_embeddings"},
+}
+"""Scalings of rotary positions that vLLM's drafts apply, with the numbers of each."""
+
+
+def rope_parameters(own: dict[str, Any], theta: float | None) -> dict[str, Any]:
+    """The draft's rotary positions: the verifier's base and scaling, whole heads, one dimension.
+
+    Sections for images (M-RoPE), partial rotation and latent attention's own factors stay behind: a draft has none of them.
+    Where the verifier has one set per kind of layer, that of full attention is taken.
+    """
+    stated = own.get("rope_parameters") or {"rope_theta": own.get("rope_theta"), **(own.get("rope_scaling") or {})}
+    nested = [value for value in stated.values() if isinstance(value, dict)]
+    if nested:
+        stated = stated.get("full_attention", nested[0])
+    kind = stated.get("rope_type") or stated.get("type") or "default"
+    scaling = {key: stated[key] for key in SCALED.get(kind, set()) if key in stated}
+    return {
+        "rope_type": kind if kind in SCALED else "default",
+        "rope_theta": theta or stated.get("rope_theta") or own.get("rope_theta") or 10000.0,
+        **dict(sorted(scaling.items())),
+    }
 
 
 def _layer_ids(config: Config, facts: VerifierFacts) -> list[int]:

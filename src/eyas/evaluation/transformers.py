@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 
 from eyas.artifact import write_file
+from eyas.capture.modules import find_modules
 from eyas.capture.tap import Tap, load_verifier
 from eyas.config import Config, to_dict
-from eyas.data.tokens import load_tokens, stop_token_ids
+from eyas.data.tokens import load_tokens
 from eyas.draft.export import load_draft
 from eyas.errors import EyasError
 from eyas.evaluation.chain import CachedVerifier, Decoded, Drafter, decode_plain, decode_speculatively
@@ -19,6 +19,7 @@ from eyas.progress import Progress
 from eyas.run import PROVENANCE_FILE, Run
 from eyas.stages import draft_shape, tokens_artifact, verifier_facts
 from eyas.verifier.locate import locate
+from eyas.verifier.tokenizer import load_tokenizer, stop_token_ids
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,11 @@ def evaluate(config: Config, run: Run) -> None:
     """
     checkpoint, facts, k = locate(config.verifier), verifier_facts(config), config.evaluation.k
     dtype, device = getattr(torch, config.evaluation.dtype.name), torch.device(config.trainer.accelerator.name)
-    model = load_verifier(checkpoint, dtype, device)
-    verifier = CachedVerifier(
-        model, Tap(model, config.verifier.transformers, draft_shape(config).layer_ids, facts.num_layers)
-    )
+    model = load_verifier(checkpoint, config.verifier, dtype, device)
+    modules = find_modules(model, config.verifier, facts.num_layers)
+    verifier = CachedVerifier(model, Tap(modules, draft_shape(config).layer_ids, config.verifier))
     drafter = Drafter(load_draft(run.draft, dtype, device))
-    stop_ids = stop_token_ids(checkpoint, AutoTokenizer.from_pretrained(checkpoint.directory))
+    stop_ids = stop_token_ids(config.verifier, checkpoint, load_tokenizer(config.verifier, checkpoint))
     prompts = load_tokens(tokens_artifact(config).directory).held_out_prompts()[: config.evaluation.num_prompts]
 
     progress = Progress("evaluate", len(prompts), "prompts")

@@ -105,7 +105,7 @@ class DraftTraining(lightning.LightningModule):
     def unroll(self, row: PackedRow) -> Unrolled:
         """The draft's unroll over one packed row, against the teacher."""
         run_T = answer_run(row.loss_mask_T, row.document_ids_T)
-        last_NH = row.last_TH[target_positions(run_T, row.document_ids_T)].to(self.teacher.norm.dtype)
+        last_NH = row.last_TH[target_positions(run_T, row.document_ids_T)].to(self.teacher.head.dtype)
         unrolled: Unrolled = self.draft(
             input_ids_T=row.input_ids_T,
             hidden_TLH=row.hidden_TLH.to(self.compute_dtype),

@@ -1,11 +1,43 @@
-"""`VerifierConfig` (YAML, may be unknown) + a checkpoint -> `VerifierFacts` (no optionals, checked)."""
+"""`VerifierConfig` (YAML, may point into the checkpoint) + a checkpoint -> `VerifierFacts` (no optionals, checked)."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from eyas.config import Number, VerifierConfig
-from eyas.errors import EyasError
+from eyas.errors import EyasError, checking
 from eyas.verifier.checkpoint import Checkpoint
+from eyas.verifier.schema import (
+    HeadTransform,
+    NormCast,
+    NormKind,
+    Number,
+    Operation,
+    Operator,
+    Target,
+    VerifierConfig,
+)
+from eyas.verifier.tensors import Quantization, StoredTensor, locate_tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """An operation with its number."""
+
+    op: Operator
+    by: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arithmetic:
+    """From the captured last state to the logits: norm, `pre_head`, head, `post_head`, in this order."""
+
+    target: Target
+    norm: NormKind
+    eps: float
+    cast: NormCast
+    pre_head: tuple[Step, ...] = ()
+    head_transform: HeadTransform = HeadTransform.none
+    post_head: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,19 +47,32 @@ class VerifierFacts:
     hidden_size: int
     num_layers: int
     vocab_size: int
-    """Rows of the embedding."""
-    embedding_key: str
-    norm_key: str
-    head_key: str
-    """The embedding's key where the head is tied."""
-    norm_eps: float
+    """Rows of the embedding and of the head."""
+    usable_vocab_size: int | None
+    """Ids from here on are padding; None: nothing but the tokenizer says so."""
+    embedding: StoredTensor
+    norm: StoredTensor | None
+    norm_bias: StoredTensor | None
+    head: StoredTensor
+    """The embedding where the head is tied."""
+    head_bias: StoredTensor | None
+    arithmetic: Arithmetic
+    embedding_steps: tuple[Step, ...] | None
+    """From an embedding row to what enters layer 0; None: not checked."""
     language_config: dict[str, Any]
     """The language model's own config, as the checkpoint states it."""
+    warnings: tuple[str, ...]
 
     @property
     def default_layer_ids(self) -> list[int]:
         """The layers EAGLE-3 reads, by vLLM's convention: id i is the residual stream entering layer i."""
         return [2, self.num_layers // 2, self.num_layers - 3]
+
+    @property
+    def tensors(self) -> list[StoredTensor]:
+        """The tensors that are read."""
+        read = [self.embedding, self.norm, self.norm_bias, self.head, self.head_bias]
+        return list(dict.fromkeys(tensor for tensor in read if tensor is not None))
 
 
 def resolve(verifier: VerifierConfig, checkpoint: Checkpoint) -> VerifierFacts:
@@ -36,70 +81,281 @@ def resolve(verifier: VerifierConfig, checkpoint: Checkpoint) -> VerifierFacts:
     Raises:
         EyasError: a path, key or shape that is not what the YAML says.
     """
-    where = f"verifier {verifier.name} ({checkpoint.directory})"
-    language = _descend(checkpoint.config, verifier.config.path, f"{where}: verifier.config.path")
-    if not isinstance(language, dict):
-        raise EyasError(f"{where}: verifier.config.path={verifier.config.path!r} is no mapping in config.json")
-
-    def count(field: str) -> int:
-        key = getattr(verifier.config, field)
-        value = _descend(language, key, f"{where}: verifier.config.{field}")
-        if not isinstance(value, int) or value < 1:
-            raise EyasError(
-                f"{where}: verifier.config.{field}={key} is {value!r} in config.json, expected a positive integer"
-            )
-        return value
-
-    hidden_size, vocab_size = count("hidden_size"), count("vocab_size")
-    heads_present = [key for key in verifier.keys.head if key in checkpoint.tensors]
-    if verifier.tied and heads_present:
-        raise EyasError(
-            f"{where}: verifier.tied is true, but the checkpoint holds a head, {heads_present[0]}; set verifier.tied: false"
-        )
-    embedding_key = _key(verifier, checkpoint, "embedding", (vocab_size, hidden_size))
+    if verifier.refused is not None:
+        raise EyasError(f"verifier {verifier.name} ({checkpoint.directory}): {verifier.refused}")
+    norm = verifier.norm.kind if verifier.target is Target.pre_norm else NormKind.none  # at the head it is behind us
+    usable = verifier.config.usable_vocab_size
+    with checking("p01_config_path"):
+        reader = _Reader(verifier, checkpoint)
+        hidden_size = reader.count("hidden_size", verifier.config.hidden_size)
+        vocab_size = reader.count("vocab_size", verifier.config.vocab_size)
+    with checking("p11_num_layers"):
+        num_layers = reader.count("num_layers", verifier.config.num_layers)
+    with checking("p10_vocabulary"):
+        usable_vocab_size = None if usable is None else reader.optional_count("usable_vocab_size", usable)
+    with checking("p02_keys"):
+        # An embedding apart from the head may have rows for ids that are only ever read (image placeholders).
+        embedding = reader.tensor("embedding", (vocab_size, hidden_size), more_rows=not verifier.tied)
+        norm_weight = reader.tensor("norm", (hidden_size,)) if norm.has_weight else None
+        norm_bias = reader.tensor("norm_bias", (hidden_size,)) if norm.has_bias else None
+    with checking("p03_tied"):
+        head = reader.head(embedding, (vocab_size, hidden_size))
+    with checking("p05_norm"):
+        head_bias = reader.tensor("head_bias", (vocab_size,)) if verifier.keys.head_bias else None
+        reader.refuse_forgotten_bias("norm", norm_weight, norm_bias)
+        reader.refuse_forgotten_bias("head", head, head_bias)
+    with checking("p06_scales"):
+        arithmetic, embedding_steps = reader.arithmetic(), reader.embedding_steps()
+    sizes = {"hidden_size": hidden_size, "num_layers": num_layers, "vocab_size": vocab_size}
     return VerifierFacts(
-        hidden_size=hidden_size,
-        num_layers=count("num_layers"),
-        vocab_size=vocab_size,
-        embedding_key=embedding_key,
-        norm_key=_key(verifier, checkpoint, "norm", (hidden_size,)),
-        head_key=embedding_key if verifier.tied else _key(verifier, checkpoint, "head", (vocab_size, hidden_size)),
-        norm_eps=_number(verifier.norm.eps, language, f"{where}: verifier.norm.eps"),
-        language_config=language,
+        **sizes,
+        usable_vocab_size=usable_vocab_size,
+        embedding=embedding,
+        norm=norm_weight,
+        norm_bias=norm_bias,
+        head=head,
+        head_bias=head_bias,
+        arithmetic=arithmetic,
+        embedding_steps=embedding_steps,
+        language_config=reader.language,
+        warnings=(*reader.warnings, *reader.differences_from_published(sizes)),
     )
 
 
-def _key(verifier: VerifierConfig, checkpoint: Checkpoint, field: str, shape: tuple[int, ...]) -> str:
-    candidates: list[str] = getattr(verifier.keys, field)
-    key = next((key for key in candidates if key in checkpoint.tensors), None)
-    where = f"verifier {verifier.name} ({checkpoint.directory}): verifier.keys.{field}"
-    if key is None:
-        stem = candidates[0].split(".")[-2]
-        near = [name for name in checkpoint.tensors if stem in name and "layers." not in name][:4]
-        fix = "; set verifier.tied: true if the head is the embedding" if field == "head" else ""
+def resolve_arithmetic(verifier: VerifierConfig, checkpoint: Checkpoint) -> Arithmetic:
+    """The arithmetic alone, from the config; no tensor is looked at.
+
+    Raises:
+        EyasError: a number that the config does not have.
+    """
+    return _Reader(verifier, checkpoint).arithmetic()
+
+
+def resolve_embedding(verifier: VerifierConfig, checkpoint: Checkpoint) -> tuple[Step, ...] | None:
+    """From an embedding row to what enters layer 0; None: not stated."""
+    return _Reader(verifier, checkpoint).embedding_steps()
+
+
+def language_config(verifier: VerifierConfig, checkpoint: Checkpoint) -> dict[str, Any]:
+    """The language model's config inside the checkpoint's.
+
+    Raises:
+        EyasError: the path is absent, or it is null and not exactly one part describes a language model.
+    """
+    path, where = verifier.config.path, f"verifier {verifier.name} ({checkpoint.directory}): verifier.config.path"
+    if path is None:
+        return _only_candidate(checkpoint, where)
+    try:
+        language = descend(checkpoint.config, path)
+    except KeyError as missing:
+        others = candidates(checkpoint.config)
+        hint = f"; a language model's config seems to be at {' or '.join(map(repr, others))}" if others else ""
         raise EyasError(
-            f"{where}: none of {candidates} is in the checkpoint; similar keys there: {near or 'none'}{fix}"
+            f"{where}={path!r}: {checkpoint.config_file} has no {missing.args[0]} there{hint}: set verifier.config.path"
+        ) from None
+    if not isinstance(language, dict):
+        raise EyasError(f"{where}={path!r} is no mapping in {checkpoint.config_file}")
+    return language
+
+
+def _only_candidate(checkpoint: Checkpoint, where: str) -> dict[str, Any]:
+    found = candidates(checkpoint.config)
+    if len(found) != 1:
+        each = " and at ".join(f"{path!r}" if path else "the top level" for path in found)
+        what = (
+            f"describes language models at {each}"
+            if found
+            else "describes no language model (no vocab_size beside layers)"
         )
-    header = checkpoint.tensors[key]
-    if header.shape != shape:
-        raise EyasError(f"{where}: {key} has shape {list(header.shape)}, config.json says {list(shape)}")
-    if header.dtype not in ("F32", "BF16", "F16"):
-        raise EyasError(f"{where}: {key} is stored as {header.dtype}, expected a plain float (F32, BF16, F16)")
-    return key
+        raise EyasError(
+            f'{where} is null, and {checkpoint.config_file} {what}: set it to the one whose logits are wanted ("" is the top)'
+        )
+    language: dict[str, Any] = descend(checkpoint.config, found[0])
+    return language
 
 
-def _number(number: Number, language: dict[str, Any], where: str) -> float:
-    value = number.value if number.config is None else _descend(language, number.config, where)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise EyasError(f"{where} is {value!r}, expected a number: {{config: dotted.path}} or {{value: x}}")
-    return float(value)
+def quantization_block(path: str | None, config: dict[str, Any], language: dict[str, Any]) -> dict[str, Any]:
+    """The checkpoint's own account of its quantisation; {} where it has none."""
+    try:
+        block = (
+            descend(config, path) if path else config.get("quantization_config") or language.get("quantization_config")
+        )
+    except KeyError:
+        return {}
+    return block if isinstance(block, dict) else {}
 
 
-def _descend(config: dict[str, Any], path: str, where: str) -> Any:
+def candidates(config: dict[str, Any], prefix: str = "") -> list[str]:
+    """Dotted paths of the parts of a config that look like a language model's: a vocabulary, and layers of some width.
+
+    The names are those that transformers' own text configs use; they serve error messages and detection, never facts.
+    """
+    width = {"hidden_size", "d_model", "n_embd", "dim", "embed_dim", "num_hidden_layers", "n_layers"}
+    found = [prefix] if "vocab_size" in config and width & config.keys() else []
+    for key, value in config.items():
+        if isinstance(value, dict) and "config" in key and "quantization" not in key:
+            found += candidates(value, f"{prefix}.{key}" if prefix else key)
+    return found
+
+
+def descend(config: dict[str, Any], path: str) -> Any:
+    """The value at a dotted path.
+
+    Raises:
+        KeyError: the first part that is absent.
+    """
     node: Any = config
     for part in path.split(".") if path else ():
         if not isinstance(node, dict) or part not in node:
-            have = ", ".join(sorted(node)[:12]) if isinstance(node, dict) else type(node).__name__
-            raise EyasError(f"{where}={path!r}: config.json has no {part!r} there (it has: {have})")
+            raise KeyError(part)
         node = node[part]
     return node
+
+
+class _Reader:
+    """The facts of one verifier, read one by one; errors name the YAML key."""
+
+    def __init__(self, verifier: VerifierConfig, checkpoint: Checkpoint) -> None:
+        self.verifier, self.checkpoint = verifier, checkpoint
+        self.where = f"verifier {verifier.name} ({checkpoint.directory})"
+        self.language = language_config(verifier, checkpoint)
+        self.quantization = Quantization(
+            dequantize=verifier.quantization.dequantize,
+            block=quantization_block(verifier.quantization.path, checkpoint.config, self.language),
+        )
+        self.warnings: list[str] = []
+
+    def number(self, field: str, number: Number) -> float:
+        value = self.optional_number(field, number)
+        if value is None:
+            raise EyasError(f"{self.where}: verifier.{field}: {number.config} is null in {self.checkpoint.config_file}")
+        return value
+
+    def optional_number(self, field: str, number: Number) -> float | None:
+        """None where the config says null."""
+        if number.config is None:
+            value: Any = number.value
+        else:
+            value = self._config_value(field, number.config, number.default)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise EyasError(
+                f"{self.where}: verifier.{field}: {number.config} is {value!r} in {self.checkpoint.config_file}, "
+                "expected a number"
+            )
+        if number.per is not None:
+            value = value / self._config_value(field, number.per, None)
+        return float(value**number.power * number.times)
+
+    def count(self, field: str, number: Number) -> int:
+        value = self.number(f"config.{field}", number)
+        if value < 1 or value != int(value):
+            raise EyasError(
+                f"{self.where}: verifier.config.{field} ({number.config}) is {value:g}, expected a positive integer"
+            )
+        return int(value)
+
+    def optional_count(self, field: str, number: Number) -> int | None:
+        """None where the config says null."""
+        return None if self.optional_number(f"config.{field}", number) is None else self.count(field, number)
+
+    def steps(self, field: str, operations: list[Operation]) -> tuple[Step, ...]:
+        steps = []
+        for operation in operations:
+            by = self.optional_number(field, operation.by)
+            if by is None and operation.op is not Operator.softcap:
+                self.number(field, operation.by)  # raises: only a cap may be null
+            if by is not None and not math.isinf(by):  # a cap at infinity caps nothing
+                steps.append(Step(op=operation.op, by=by))
+        return tuple(steps)
+
+    def embedding_steps(self) -> tuple[Step, ...] | None:
+        return None if self.verifier.embedding is None else self.steps("embedding", self.verifier.embedding)
+
+    def arithmetic(self) -> Arithmetic:
+        verifier, norm = self.verifier, self.verifier.norm
+        at_head = verifier.target is Target.head_input
+        kind = NormKind.none if at_head else norm.kind
+        return Arithmetic(
+            target=verifier.target,
+            norm=kind,
+            eps=0.0 if kind is NormKind.none else self.number("norm.eps", norm.eps),
+            cast=norm.cast,
+            pre_head=() if at_head else self.steps("pre_head", verifier.pre_head),
+            head_transform=verifier.head_transform,
+            post_head=self.steps("post_head", verifier.post_head),
+        )
+
+    def tensor(self, field: str, shape: tuple[int, ...], *, more_rows: bool = False) -> StoredTensor:
+        names = [self.verifier.keys.prefix + key for key in getattr(self.verifier.keys, field)]
+        return locate_tensor(
+            self.checkpoint,
+            names,
+            shape,
+            self.quantization,
+            f"{self.where}: verifier.keys.{field}",
+            more_rows=more_rows,
+        )
+
+    def head(self, embedding: StoredTensor, shape: tuple[int, int]) -> StoredTensor:
+        """Tied exactly when no key begins with the head's stem: a packed head is lm_head.qweight."""
+        stems = [(self.verifier.keys.prefix + key).rpartition(".")[0] + "." for key in self.verifier.keys.head]
+        present = [key for key in self.checkpoint.file_of if key.startswith(tuple(stems))]
+        if not self.verifier.tied:
+            if not present and self.verifier.keys.head:
+                raise EyasError(
+                    f"{self.where}: verifier.keys.head: nothing in the checkpoint begins with {' or '.join(stems)}; "
+                    "set verifier.tied: true if the head is the embedding (the model's config says "
+                    f"tie_word_embeddings={self.checkpoint.config.get('tie_word_embeddings')}), else name the head's key"
+                )
+            return self.tensor("head", shape)
+        own = [key for key in present if key not in {embedding.key, *self.verifier.keys.head_bias}]
+        if own:
+            raise EyasError(
+                f"{self.where}: verifier.tied is true, but the checkpoint holds a head, {own[0]}; set verifier.tied: false"
+            )
+        return embedding
+
+    def refuse_forgotten_bias(self, name: str, stored: StoredTensor | None, bias: StoredTensor | None) -> None:
+        """A bias beside a norm or head that is declared without one: its absence would have no wrong shape."""
+        key = "" if stored is None else stored.key.removesuffix(".weight") + ".bias"
+        if bias is None and key in self.checkpoint.file_of:
+            fix = f"verifier.keys.head_bias: [{key}]" if name == "head" else "verifier.norm.kind: layernorm_bias"
+            raise EyasError(
+                f"{self.where}: the checkpoint holds {key}, but the {name} is declared without a bias; set {fix}"
+            )
+
+    def differences_from_published(self, sizes: dict[str, int]) -> list[str]:
+        published = vars(self.verifier.published)
+        return [
+            f"{self.where}: {field} is {size}, the published {self.verifier.name} has {published[field]}; "
+            "the checkpoint's is used"
+            for field, size in sizes.items()
+            if published[field] is not None and size != published[field]
+        ]
+
+    def _config_value(self, field: str, path: str, default: float | None) -> Any:
+        found = []
+        for name in path.split(" | "):
+            try:
+                value = descend(self.language, name)
+                found.append(len(value) if isinstance(value, list) else value)
+            except KeyError:
+                continue
+        if any(other != found[0] for other in found):
+            raise EyasError(
+                f"{self.where}: verifier.{field}: {self.checkpoint.config_file} has {path}, and they differ: {found}"
+            )
+        if found:
+            return found[0]
+        if default is not None:
+            self.warnings.append(
+                f"{self.where}: verifier.{field}: {self.checkpoint.config_file} has no {path}, "
+                f"so {default:g} is used, the default of the model's class"
+            )
+            return default
+        have = ", ".join(sorted(self.language)[:12])
+        raise EyasError(
+            f"{self.where}: verifier.{field}: {self.checkpoint.config_file} has no {path!r} (it has: {have}, ...)"
+        )

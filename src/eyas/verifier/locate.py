@@ -7,9 +7,10 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from eyas.config import VerifierConfig, to_dict
+from eyas.config import to_dict
 from eyas.errors import EyasError
 from eyas.verifier.checkpoint import Checkpoint
+from eyas.verifier.schema import VerifierConfig
 
 
 def locate(verifier: VerifierConfig) -> Checkpoint:
@@ -18,7 +19,7 @@ def locate(verifier: VerifierConfig) -> Checkpoint:
     Raises:
         EyasError: no such directory, or a hub id that can't be fetched.
     """
-    return _open(_directory(verifier))
+    return _open_located(verifier)
 
 
 def to_be_made(verifier: VerifierConfig) -> Path | None:
@@ -56,29 +57,36 @@ def gguf_file(package_file: str) -> Path:
     return file
 
 
-def _directory(verifier: VerifierConfig) -> Path:
+def _open_located(verifier: VerifierConfig) -> Checkpoint:
+    files = verifier.files
     if verifier.path is None:
-        return made_directory(verifier)
+        return _open(made_directory(verifier), files.config, files.weights)
     path = Path(verifier.path).expanduser()
     if path.exists() or verifier.path.startswith((".", "/", "~")) or verifier.path.count("/") != 1:
-        return path
-    return _fetch(verifier.path, verifier.revision)
+        return _open(path, files.config, files.weights)
+    return _fetch(verifier.path, verifier.revision, files.config, files.weights)
 
 
 @cache
-def _open(directory: Path) -> Checkpoint:
-    return Checkpoint(directory)
+def _open(directory: Path, config_file: str, weights: str | None) -> Checkpoint:
+    return Checkpoint(directory, config_file, weights)
 
 
 @cache
-def _fetch(repository: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
+def _fetch(repository: str, revision: str | None, config_file: str, weights: str | None) -> Checkpoint:
+    """Everything but the weights now; a file of weights when a tensor in it is read."""
+    from huggingface_hub import hf_hub_download, snapshot_download
 
-    patterns = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py"]
+    patterns = ["*.json", "*.model", "*.jinja", "*.txt", "*.py", "*.tiktoken"]
+
+    def fetch(name: str) -> Path:
+        return Path(hf_hub_download(repository, name, revision=directory.name))
+
     try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
+        directory = Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the hub client raises a dozen kinds: no network, no such repository, no access
         raise EyasError(
             f"verifier.path={repository} is no local directory, and the hub did not give it "
             f"({type(error).__name__}: {str(error).splitlines()[0]})"
         ) from error
+    return Checkpoint(directory, config_file, weights, hub=f"{repository}@{directory.name}", fetch=fetch)

@@ -7,9 +7,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedTokenizerFast
 
 from eyas.artifact import claimed, publish, remove
-from eyas.config import VerifierConfig, load_config
+from eyas.config import load_config
 from eyas.process import child_main
 from eyas.verifier.locate import gguf_file, to_be_made
+from eyas.verifier.schema import VerifierConfig
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"

@@ -1,18 +1,23 @@
 """The teacher: from a captured last state to the verifier's logits, with the verifier's own arithmetic.
 
-The last slot of the captured states is the residual stream *before* the final norm. The verifier would go on with
-`logits = head(norm(h))`; so does the teacher, reading only those two tensors of the checkpoint.
+The last slot of the captured states is the residual stream *before* the final norm (`pre_norm`), or what its head reads
+(`head_input`). The verifier would go on with norm, head and what stands around them; so does the teacher, reading only
+those few tensors of the checkpoint, in the order and the types of `Arithmetic`.
 
 Shapes: N positions, H hidden size, V verifier vocabulary, D draft vocabulary.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import layer_norm, linear
 
 from eyas.verifier.checkpoint import Checkpoint
-from eyas.verifier.facts import VerifierFacts
+from eyas.verifier.facts import Arithmetic, Step, VerifierFacts
+from eyas.verifier.schema import HeadTransform, NormCast, NormKind, Operator, Target
+from eyas.verifier.tensors import StoredTensor, read_tensor
 
 POSITIONS_AT_ONCE = 1024
 """Logits over the whole vocabulary exist for this many positions at a time."""
@@ -31,25 +36,49 @@ class Targets:
 class Teacher(nn.Module):
     """The verifier's final norm and head, frozen. `forward` maps states [N, H] to float32 logits [N, V]."""
 
-    def __init__(self, norm_H: Tensor, head_VH: Tensor, eps: float) -> None:
+    head: nn.Parameter
+    norm: nn.Parameter | None
+    norm_bias: nn.Parameter | None
+    head_bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        arithmetic: Arithmetic,
+        head_VH: Tensor,
+        *,
+        norm_H: Tensor | None = None,
+        norm_bias_H: Tensor | None = None,
+        head_bias_V: Tensor | None = None,
+    ) -> None:
         super().__init__()
-        self.norm = nn.Parameter(norm_H, requires_grad=False)
+        if arithmetic.head_transform is HeadTransform.l2_rows:
+            head_VH = nn.functional.normalize(head_VH)
+        self.arithmetic = arithmetic
         self.head = nn.Parameter(head_VH, requires_grad=False)
-        self.eps = eps
+        for name, tensor in (("norm", norm_H), ("norm_bias", norm_bias_H), ("head_bias", head_bias_V)):
+            self.register_parameter(name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, facts: VerifierFacts, dtype: torch.dtype) -> "Teacher":
         """Read the norm and the head (the embedding, where it is tied) in `dtype`."""
+
+        def read(stored: StoredTensor | None) -> Tensor | None:
+            return None if stored is None else read_tensor(checkpoint, stored).to(dtype)
+
         return cls(
-            checkpoint.tensor(facts.norm_key).to(dtype), checkpoint.tensor(facts.head_key).to(dtype), facts.norm_eps
+            facts.arithmetic,
+            read_tensor(checkpoint, facts.head).to(dtype),
+            norm_H=read(facts.norm),
+            norm_bias_H=read(facts.norm_bias),
+            head_bias_V=read(facts.head_bias),
         )
 
     def forward(self, state_NH: Tensor) -> Tensor:
-        # RMSNorm as Llama writes it: statistics in float32, the weight applied in the model's own type.
-        state = state_NH.float()
-        state = state * torch.rsqrt(state.square().mean(-1, keepdim=True) + self.eps)
-        logits_NV: Tensor = (self.norm * state.to(self.norm.dtype)) @ self.head.T
-        return logits_NV.float()
+        state_NH = state_NH.to(self.head.dtype)
+        if self.arithmetic.target is Target.pre_norm:
+            state_NH = apply(self.arithmetic.pre_head, normalise(state_NH, self.norm, self.norm_bias, self.arithmetic))
+        logits_NV: Tensor = linear(state_NH, self.head, self.head_bias)
+        return apply(self.arithmetic.post_head, logits_NV).float()
 
     @torch.no_grad()
     def targets(self, state_NH: Tensor, draft_ids_D: Tensor) -> Targets:
@@ -69,3 +98,37 @@ class Teacher(nn.Module):
         position_N = torch.searchsorted(draft_ids_D, token_N).clamp_max(len(draft_ids_D) - 1)
         inside_N = draft_ids_D[position_N] == token_N
         return Targets(torch.cat(log_probs), torch.where(inside_N, position_N, -1))
+
+
+def normalise(state_NH: Tensor, weight_H: Tensor | None, bias_H: Tensor | None, arithmetic: Arithmetic) -> Tensor:
+    """The final norm: statistics in float32, the result in the state's type."""
+    kind, dtype = arithmetic.norm, state_NH.dtype
+    if kind is NormKind.none:
+        return state_NH
+    state_NH = state_NH.float()
+    if kind in (NormKind.rms, NormKind.rms_plus_one, NormKind.rms_no_weight):
+        state_NH = state_NH * torch.rsqrt(state_NH.square().mean(-1, keepdim=True) + arithmetic.eps)
+    else:
+        state_NH = layer_norm(state_NH, state_NH.shape[-1:], eps=arithmetic.eps)
+    if arithmetic.cast is NormCast.before_weight:
+        state_NH = state_NH.to(dtype)
+    if weight_H is not None:
+        weight_H = weight_H.to(state_NH.dtype)
+        state_NH = state_NH * (
+            1 + weight_H if kind in (NormKind.rms_plus_one, NormKind.layernorm_plus_one) else weight_H
+        )
+    if bias_H is not None:
+        state_NH = state_NH + bias_H.to(state_NH.dtype)
+    return state_NH.to(dtype)
+
+
+def apply(steps: Sequence[Step], x: Tensor) -> Tensor:
+    """The operations in order, in the tensor's own type, as the verifier does them."""
+    for step in steps:
+        if step.op is Operator.multiply:
+            x = x * step.by
+        elif step.op is Operator.divide:
+            x = x / step.by
+        else:
+            x = torch.tanh(x / step.by) * step.by
+    return x

@@ -1,0 +1,64 @@
+"""The doctor's rows that are not about facts: devices, other libraries' arguments, tensors that can be read."""
+
+import torch
+
+from eyas.config import Accelerator, Config
+from eyas.doctor.facts_checks import failure
+from eyas.doctor.findings import Finding, Verdict
+from eyas.errors import EyasError
+from eyas.stages import verifier_facts
+from eyas.training.third_party import check
+from eyas.verifier.locate import locate
+from eyas.verifier.tensors import read_tensor
+
+
+def third_party_arguments(config: Config) -> str:
+    """The groups that name other libraries' objects take the arguments they are given."""
+    check("optimizer", config.optimizer)
+    check("scheduler", config.scheduler, num_steps=1)
+    check("trainer.strategy", config.trainer.strategy, data_parallel_size=1)
+    for key, mapping in config.logger.items():
+        check(f"logger.{key}", mapping)
+    return f"{config.optimizer['_target_']}, {config.scheduler['_target_']} take their arguments"
+
+
+def verifier_tensors(config: Config) -> str:
+    """The embedding, the norm and the head can be read, and are finite."""
+    checkpoint, facts = locate(config.verifier), verifier_facts(config)
+    for stored in facts.tensors:
+        tensor = read_tensor(checkpoint, stored)
+        if not tensor.isfinite().all() or not tensor.any():
+            raise EyasError(
+                f"verifier {config.verifier.name}: {stored.key} is not finite, or all zero; the checkpoint is damaged"
+            )
+    return f"{len(facts.tensors)} tensors read, finite"
+
+
+def devices(config: Config) -> str:
+    """The devices exist, and an optimizer step's rows can be dealt to them evenly."""
+    trainer, rows = config.trainer, config.training.rows_per_step
+    num_cuda = torch.cuda.device_count()
+    if trainer.accelerator is Accelerator.cuda and num_cuda < trainer.devices:
+        raise EyasError(
+            f"trainer.devices={trainer.devices}: this machine has {num_cuda} CUDA devices; trainer=cpu needs none"
+        )
+    if rows % (trainer.devices * trainer.num_nodes):
+        raise EyasError(
+            f"training.rows_per_step={rows} can't be dealt evenly to {trainer.devices * trainer.num_nodes} devices"
+        )
+    return f"{trainer.devices} x {trainer.accelerator.name}, {rows} rows a step"
+
+
+def examine_training(config: Config) -> list[Finding]:
+    """These three as rows."""
+    findings = []
+    for name, examine in (
+        ("devices", devices),
+        ("third_party_arguments", third_party_arguments),
+        ("verifier_tensors", verifier_tensors),
+    ):
+        try:
+            findings.append(Finding(name=name, verdict=Verdict.ok, found=examine(config)))
+        except EyasError as error:
+            findings.append(failure(name, error))
+    return findings
