@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from eyas.artifact import Artifact, sha256_of
-from eyas.config import Config, to_dict
+from eyas.config import Config, Engine, to_dict
 from eyas.data.conversations import conversations_file
 from eyas.draft.shape import Shape, resolve_shape
+from eyas.errors import EyasError
 from eyas.verifier.facts import VerifierFacts, resolve
 from eyas.verifier.locate import locate
 from eyas.verifier.tokenizer import tokenizer_identity
@@ -64,6 +65,20 @@ def run_identity(config: Config) -> dict[str, Any]:
         values["draft"]["init"] = {file.name: sha256_of(file) for file in sorted(Path(config.draft.init).glob("*.*"))}
     values["data"]["tokens"] = tokens_artifact(config).fingerprint
     return values
+
+
+def check_engines(config: Config) -> None:
+    """Refuse an engine that this version does not drive.
+
+    Raises:
+        EyasError: capture or evaluation by vLLM.
+    """
+    for group in ("capture", "evaluation"):
+        engine = getattr(config, group).engine
+        if engine not in (None, Engine.transformers):
+            raise EyasError(
+                f"{group}={engine.name}: this version of Eyas runs the verifier in transformers only; set {group}=transformers"
+            )
 
 
 def verifier_facts(config: Config) -> VerifierFacts:

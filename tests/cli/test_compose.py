@@ -7,13 +7,13 @@ import pytest
 
 from conftest import ROOT, run
 from eyas.cli.compose import compose
-from eyas.config import Config, config_yaml, load_config, to_dict
+from eyas.config import Config, Engine, config_yaml, load_config, to_dict
 from eyas.errors import EyasError
 
 OPTIONS = sorted(
     f"{path.parent.relative_to(ROOT / 'conf')}={path.stem}"
     for path in (ROOT / "conf").glob("*/*.yaml")
-    if path.parent.name != "sweeps"
+    if path.parent.name not in ("sweeps", "verifier")  # tests/verifier/test_published.py composes every verifier
 )
 
 
@@ -21,6 +21,16 @@ OPTIONS = sorted(
 def test_every_file_composes(option: str) -> None:
     config = compose([option, "data.path=some.jsonl"], [])
     assert isinstance(config, Config)
+
+
+def test_kimi_k25_is_right_with_nothing_else_said() -> None:
+    config = compose(["verifier=kimi_k25", "trainer=8gpu", "data.path=some.jsonl"], [])
+    verifier = config.verifier
+    assert (config.capture.engine, config.evaluation.engine, config.data.name) == (Engine.vllm, Engine.vllm, "mine")
+    assert (config.trainer.accelerator.name, config.trainer.devices) == ("cuda", 8)
+    assert (verifier.draft.head_dim, verifier.draft.layer_ids) == (128, [2, 30, 58])
+    assert (verifier.config.path, verifier.keys.prefix) == ("text_config", "language_model.")
+    assert (config.training.unroll_steps, config.training.row_length) == (7, 4096)
 
 
 def test_default_is_the_demo() -> None:
@@ -36,7 +46,7 @@ def test_verifier_chooses_in_other_groups_and_yields_to_the_command_line(tmp_pat
     verifier = tmp_path / "verifier" / "mine.yaml"
     verifier.parent.mkdir()
     verifier.write_text(
-        "defaults:\n  - arch/llama@_here_\n  - override /experiment@_global_.experiment: null\nname: mine\n"
+        "defaults:\n  - arch/llama@_here_\n  - override /experiment@_global_.experiment: none\nname: mine\n"
     )
     assert compose(["verifier=mine"], [str(tmp_path)]).training.unroll_steps == 7
     assert compose(["verifier=mine", "experiment=demo"], [str(tmp_path)]).training.unroll_steps == 3
@@ -52,9 +62,7 @@ WRONG = [
     pytest.param(
         "optimizer.lrr=1", "optimizer.lrr: there is no such key; did you mean optimizer.lr?", id="third-party"
     ),
-    pytest.param(
-        "vocab_size=1", "vocab_size: there is no such key; did you mean draft.vocab_size?", id="other-place"
-    ),
+    pytest.param("vocab_size=1", "vocab_size: there is no such key; did you mean draft.vocab_size?", id="other-place"),
     pytest.param(
         "draft.vocab_size=many", "draft.vocab_size=many: Value 'many' of type 'str' could not be converted", id="type"
     ),

@@ -64,6 +64,15 @@ NOT_BUILT: dict[str, str] = {
 }
 
 # Built, saved and run, but `from_pretrained` does not give the same model back.
+_NESTED = {"model.language_model.embed_tokens.weight": [128, 64], "model.language_model.norm.weight": [64]}
+SAVED_KEYS: dict[str, dict[str, list[int]]] = {
+    "gemma3n": _NESTED,
+    "fast_vlm": {**_NESTED, "lm_head.weight": [128, 64]},
+    "perception_lm": {**_NESTED, "lm_head.weight": [128, 64]},
+    "evolla": {"model.embed_tokens.weight": [128, 64], "model.norm.weight": [64], "lm_head.weight": [128, 64]},
+}
+"""The tensors of those types as their classes name them, for what can be resolved without a model."""
+
 NOT_RELOADED: dict[str, str] = {
     "kosmos-2": "library bug: loading zeroes the embedding's row of the padding token",
     "shieldgemma2": "library bug: it saves `model.language_model.model.*`, names that its own class does not load",

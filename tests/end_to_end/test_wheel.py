@@ -34,7 +34,7 @@ def test_a_wheel_prints_its_composed_config(tmp_path: Path) -> None:
         eyas, "train", "--config-dir", ".", "verifier=mine", "--cfg", "job", "--resolve", cwd=tmp_path / "elsewhere"
     )
     config = yaml.safe_load(printed)
-    assert (config["name"], config["verifier"]["keys"]["head"]) == ("mine-demo-eagle3", ["lm_head.weight"])
+    assert (config["name"], config["verifier"]["keys"]["norm"][0]) == ("mine-demo-eagle3", "model.norm.weight")
     data = call(
         python,
         "-c",

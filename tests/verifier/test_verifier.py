@@ -112,7 +112,9 @@ WRONG_FACTS = [
         id="key",
     ),
     pytest.param("verifier.config.hidden_size.config=d_model", "config.json has no 'd_model'", id="field"),
-    pytest.param("verifier.config.path=text_config", "config.json has no text_config there; .* seems to be at ''", id="path"),
+    pytest.param(
+        "verifier.config.path=text_config", "config.json has no text_config there; .* seems to be at ''", id="path"
+    ),
     pytest.param("verifier.config.hidden_size.config=intermediate_size", "has shape", id="shape"),
     pytest.param("verifier.norm.eps.config=layer_norm_eps", "config.json has no 'layer_norm_eps'", id="eps"),
 ]

@@ -5,10 +5,13 @@ from pathlib import Path
 from eyas.capture.transformers import capture
 from eyas.config import load_config
 from eyas.process import child_main
+from eyas.stages import check_engines
 
 
 def main(config_file: Path) -> None:
-    capture(load_config(config_file))
+    config = load_config(config_file)
+    check_engines(config)
+    capture(config)
 
 
 if __name__ == "__main__":

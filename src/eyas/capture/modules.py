@@ -64,12 +64,26 @@ def find_modules(
     else:
         last = _norm(outside, head, calls, calls[layers[-1]].outputs[-1], names)
     paths = {"layers": names[layers[0]].rpartition(".")[0], "last": names[last], "head": names[head]}
-    if not calls.get(last) or len(calls[last].inputs) != 1:
+    if last not in calls:
+        raise EyasError(
+            f"{paths['last']} does not stand behind the layers of {type(model).__name__}; "
+            "set verifier.transformers.norm: null, which finds the one that does"
+        )
+    if len(calls[last].inputs) != 1:
         raise EyasError(f"{paths['last']} does not run once in a forward of {type(model).__name__}")
     if verifier.target is Target.pre_norm and not _same(calls[last].inputs[0], calls[layers[-1]].outputs[-1]):
+        wrong = f"{paths['last']} does not read what the last layer writes"
+        if wanted.norm:
+            raise EyasError(
+                f"{wrong}, so it is not the final norm; set verifier.transformers.norm: null, which finds it"
+            )
+        if verifier.norm.kind is NormKind.none:
+            raise EyasError(
+                f"{wrong}, so there is a norm between them; set verifier.norm.kind, or verifier.target: head_input"
+            )
         raise EyasError(
-            f"{paths['last']} does not read what the last layer writes: something stands between them, so the state before "
-            "the norm can't be captured; set verifier.target: head_input"
+            f"{wrong}: something stands between them, so the state before the norm can't be captured; "
+            "set verifier.target: head_input"
         )
     return Modules(layers, last, paths)
 

@@ -86,16 +86,33 @@ def load_verifier(
         )
     checkpoint.fetch_all()
     try:
-        model: PreTrainedModel = _auto_class(checkpoint, verifier).from_pretrained(
-            checkpoint.directory, dtype=dtype, trust_remote_code=trusted.config and trusted.model
+        model: PreTrainedModel
+        model, loading = _auto_class(checkpoint, verifier).from_pretrained(
+            checkpoint.directory,
+            dtype=dtype,
+            trust_remote_code=trusted.config and trusted.model,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
     except (ValueError, ImportError, KeyError, OSError) as error:
         raise EyasError(
             f"{checkpoint.directory} can't be loaded by transformers: {str(error).strip().splitlines()[0]}"
         ) from error
+    _refuse_random(checkpoint, sorted(loading["missing_keys"]), sorted(key for key, *_ in loading["mismatched_keys"]))
     model.requires_grad_(False).eval()
     cast(nn.Module, model).to(device)
     return model
+
+
+def _refuse_random(checkpoint: Checkpoint, missing: list[str], mismatched: list[str]) -> None:
+    """transformers fills in at random what it doesn't find, and only warns."""
+    for keys, what in ((missing, "is not in the checkpoint"), (mismatched, "has another shape there")):
+        if keys:
+            more = f" (and {len(keys) - 1} more)" if len(keys) > 1 else ""
+            raise EyasError(
+                f"{checkpoint.directory}: the model's {keys[0]}{more} {what}, and transformers would fill it at random; "
+                f"the weights and {checkpoint.config_file} belong to different models, or the download is incomplete"
+            )
 
 
 def _auto_class(checkpoint: Checkpoint, verifier: VerifierConfig) -> Any:
@@ -119,6 +136,7 @@ def _mean_of_streams(state: Tensor, shape: torch.Size) -> Tensor:
     axes = [axis for axis in range(state.ndim) if state.shape[:axis] + state.shape[axis + 1 :] == shape]
     if not axes:
         raise EyasError(
-            f"verifier.stream is multiple, but a layer reads {list(state.shape)} where the head reads {list(shape)}"
+            f"verifier.stream is multiple, but a layer reads {list(state.shape)} where the head reads {list(shape)}; "
+            "set verifier.stream: single"
         )
     return state.mean(axes[-1])

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from eyas.artifact import building, complete, sha256_of
-from eyas.capture.modules import find_modules
+from eyas.capture.modules import Modules, find_modules
+from eyas.capture.parity import TIMES_WORSE, alternatives, compare, own_logits
 from eyas.capture.tap import Tap, load_verifier
 from eyas.config import Config
 from eyas.data.store import Document, plan_shards, shard_name, write_shard
@@ -21,6 +22,7 @@ from eyas.errors import EyasError
 from eyas.progress import Progress
 from eyas.stages import draft_shape, states_artifact, tokens_artifact, verifier_facts
 from eyas.verifier.locate import locate
+from eyas.verifier.schema import VerifierConfig
 from eyas.verifier.teacher import Teacher
 
 
@@ -45,9 +47,8 @@ def capture(config: Config) -> None:
             print(f"capture  hooks {', '.join(f'{what}: {path}' for what, path in modules.paths.items())}", flush=True)
             progress = Progress("capture", sum(num_tokens), "tokens", done=done)
             tap = Tap(modules, draft_shape(config).layer_ids, config.verifier)
-            check_parity(
-                verifier, tap, Teacher.from_checkpoint(locate(config.verifier), facts, dtype).to(device), tokens
-            )
+            teacher = Teacher.from_checkpoint(locate(config.verifier), facts, dtype).to(device)
+            check_parity(verifier, modules, config.verifier, teacher, tokens.row(0)[0])
             for index, rows in enumerate(shards):
                 if not present[index]:
                     documents = _documents(verifier, tap, tokens, rows, config.capture.tokens_per_batch, progress)
@@ -59,23 +60,24 @@ def capture(config: Config) -> None:
         )
 
 
-@torch.inference_mode()
-def check_parity(verifier: PreTrainedModel, tap: Tap, teacher: Teacher, tokens: Tokens) -> None:
+def check_parity(
+    model: PreTrainedModel, modules: Modules, verifier: VerifierConfig, teacher: Teacher, row: Tensor
+) -> None:
     """The teacher makes the verifier's own logits out of the captured last state.
 
     Raises:
         EyasError: it doesn't: a wrong hook, norm or head, which no loss curve would show.
     """
-    ids_1S = tokens.row(0)[0].long()[None].to(verifier.device)
-    with tap:
-        own_SV = verifier(input_ids=ids_1S, use_cache=False).logits[0].float()
-        rebuilt_SV = teacher(tap.take()[1][0])
-    difference = float((rebuilt_SV - own_SV).norm() / own_SV.norm())
-    allowed = 1e-3 if teacher.head.dtype is torch.float32 else 2e-2
-    if not difference < allowed:
+    _, state_NH, own_NV = own_logits(model, modules, verifier, [row])
+    own_NV, dtype = own_NV[:, : len(teacher.head)], teacher.head.dtype
+    parity = compare(teacher(state_NH), own_NV, dtype)
+    nearer = [it.name for it in alternatives(teacher, state_NH, own_NV) if it.kl < TIMES_WORSE * parity.kl]
+    if nearer or not parity.holds(dtype):
+        hint = f" (nearer: {', '.join(nearer)})" if nearer else ""
         raise EyasError(
-            f"the teacher's logits differ from the verifier's own by {difference:.1%} (allowed {allowed:.1%}): "
-            "verifier.norm, verifier.keys or verifier.transformers is not what this model does"
+            f"the teacher's logits are not the verifier's own: {parity}{hint}; "
+            "verifier.norm, verifier.post_head, verifier.keys or verifier.transformers is not what this model does, "
+            "eyas doctor shows more"
         )
 
 

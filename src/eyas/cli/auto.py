@@ -4,6 +4,7 @@ import json
 import re
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,15 +39,18 @@ def without_auto(arguments: Sequence[str]) -> list[str]:
         for flag, following in zip(arguments, [*arguments[1:], ""], strict=True)
         if flag in ("--config-dir", "-cd")
     ]
-    reading = find(open_directory(Path(paths[-1])), config_dirs)
+    trust = any(re.fullmatch(r"verifier\.trust_remote_code\.model=[Tt]rue", argument) for argument in arguments)
+    reading = find(open_directory(Path(paths[-1])), config_dirs, trust=trust)
     print("\n".join(f"auto     {line}" for line in (*reading.why, " ".join(reading.overrides))), flush=True)
     rest = [argument for argument in arguments if argument != "verifier=auto"]
     given = {argument.partition("=")[0] for argument in rest}
     return [*(it for it in reading.overrides if it.partition("=")[0] not in given), *rest]
 
 
-def find(checkpoint: Checkpoint, config_dirs: Sequence[str]) -> Reading:
+def find(checkpoint: Checkpoint, config_dirs: Sequence[str], *, trust: bool) -> Reading:
     """What the library says of a checkpoint; for a model type it does not list, what a trial shows.
+
+    `trust`: a trial may run the checkpoint's own code.
 
     Raises:
         EyasError: no reading, or several.
@@ -57,7 +61,9 @@ def find(checkpoint: Checkpoint, config_dirs: Sequence[str]) -> Reading:
         return detect(checkpoint, name, library, compose)
     except UnlistedError as unlisted:
         print(f"auto     {unlisted}: trying every arithmetic of the library on the model itself", flush=True)
-        return _trial(checkpoint, name, {option: compose(option, {"name": name}) for option in arithmetics(library)})
+        values = {"name": name, **({f"trust_remote_code.{use}": True for use in ("config", "model")} if trust else {})}
+        reading = _trial(checkpoint, name, {option: compose(option, values) for option in arithmetics(library)})
+        return replace(reading, values={**reading.values, **values})
 
 
 def open_directory(directory: Path) -> Checkpoint:

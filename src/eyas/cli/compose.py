@@ -47,14 +47,16 @@ def from_command_line(task: Callable[[Composed], object]) -> None:
     try:
         sys.argv[1:] = without_auto(sys.argv[1:])
         hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(collect)()
-        for composed in [
-            Composed(to_config(config), overrides, config_dirs) for config, overrides, config_dirs in jobs
-        ]:
+        all_composed = [Composed(to_config(config), overrides, config_dirs) for config, overrides, config_dirs in jobs]
+    except EyasError as error:
+        fail(error)
+    except (HydraException, OmegaConfBaseException, ValueError, AttributeError) as error:
+        fail(explain(error))
+    try:
+        for composed in all_composed:
             task(composed)
     except EyasError as error:
         fail(error)
-    except (HydraException, OmegaConfBaseException) as error:
-        fail(explain(error))
 
 
 def compose(overrides: list[str], config_dirs: list[str]) -> Config:
@@ -68,7 +70,7 @@ def compose(overrides: list[str], config_dirs: list[str]) -> Config:
     try:
         with hydra.initialize_config_module(CONF, version_base="1.3"):
             return to_config(hydra.compose("config", overrides=[*search, *overrides]))
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError, AttributeError) as error:
         raise EyasError(explain(error)) from None
 
 

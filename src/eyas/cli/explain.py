@@ -24,6 +24,10 @@ def explain(error: BaseException) -> str:
         options = match[2].split()
         wrong = f"{group}={option}: there is no such option{_nearest(option, options)}"
         return f"{wrong}; {group} has: {', '.join(sorted(options))}"
+    if isinstance(root, AttributeError):  # OmegaConf's, where a mapping overrides a section that is null
+        return "a mapping on the command line can't replace a section that is null: set it in a YAML (--config-dir)"
+    if "Config group override must be a string" in first_line:
+        return "a group can't be set to null on the command line; where nothing is wanted it has an option `none`, as experiment=none"
     if match := re.search(r"Could not override '([^']+)'", str(error)):
         return f"{match[1]}: there is no such key{_nearest(match[1], _known_keys())}"
     if "not in '" in first_line and key:

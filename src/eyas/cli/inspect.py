@@ -6,18 +6,21 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
 from eyas.cli.auto import find, open_directory, verifier_composer
 from eyas.cli.compose import compose
 from eyas.config import config_yaml
+from eyas.doctor.findings import console
 from eyas.errors import EyasError
 from eyas.process import run_child
 from eyas.verifier.checkpoint import Checkpoint
 from eyas.verifier.facts import resolve
 from eyas.verifier.library import inherited, parents, read_library
+
+NEUTRAL = ["data=mine", "data.path=none", "experiment=none", "draft.vocab_size=null", "capture=transformers"]
+"""What surrounds a verifier that is only looked at."""
 
 
 def inspect(arguments: Sequence[str]) -> None:
@@ -28,27 +31,31 @@ def inspect(arguments: Sequence[str]) -> None:
     """
     options = [argument for argument in arguments if argument.startswith("--")]
     paths = [argument for argument in arguments if not argument.startswith("--")]
-    if len(paths) != 1 or any(option.partition("=")[0] not in ("--bundle", "--config-dir") for option in options):
-        raise EyasError("eyas inspect DIR [--bundle=FILE.zip] [--config-dir=DIR]: the directory of a checkpoint")
+    if len(paths) != 1 or any(
+        option.partition("=")[0] not in ("--bundle", "--config-dir", "--trust-remote-code") for option in options
+    ):
+        raise EyasError(
+            "eyas inspect DIR [--bundle=FILE.zip] [--config-dir=DIR] [--trust-remote-code]: the directory of a checkpoint"
+        )
     values = {option.partition("=")[0]: option.partition("=")[2] for option in options}
     checkpoint = open_directory(Path(paths[0]).expanduser())
     if "--bundle" in values:
         write_bundle(checkpoint, Path(values["--bundle"] or f"{checkpoint.directory.resolve().name}.zip"))
         return
     config_dirs = [values["--config-dir"]] if values.get("--config-dir") else []
-    _say_layouts(checkpoint)
-    reading = find(checkpoint, config_dirs)
+    print(f"reads {checkpoint.layout}")
+    reading = find(checkpoint, config_dirs, trust="--trust-remote-code" in values)
     for line in reading.why:
         print(line)
     facts = resolve(verifier_composer(config_dirs)(reading.option, reading.values), checkpoint)
     for warning in facts.warnings:
         print(f"warning: {warning}")
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", prefix="eyas-") as file:
-        file.write(config_yaml(compose([*reading.overrides, "data.path=none"], config_dirs)))
+        file.write(config_yaml(compose([*reading.overrides, *NEUTRAL], config_dirs)))
         file.flush()
         run_child("eyas.doctor", Path(file.name))
     print(f"\nSave this as conf/verifier/{reading.values['name']}.yaml, or into a --config-dir:\n")
-    Console().print(Syntax(reading.yaml, "yaml", background_color="default"))
+    console().print(Syntax(reading.yaml, "yaml", background_color="default"))
 
 
 def write_bundle(checkpoint: Checkpoint, file: Path) -> None:
@@ -80,15 +87,4 @@ def list_verifiers(config_dirs: Sequence[str] = ()) -> None:
         head = "tied" if inherited(library, entry, "tied") else "own"
         evidence = str(inherited(library, entry, "evidence"))
         table.add_row(entry.option, archetype, f"{hidden} x {layers}", vocab, head, served, evidence)
-    Console().print(table)
-
-
-def _say_layouts(checkpoint: Checkpoint) -> None:
-    other = (checkpoint.directory / "params.json").exists() and any(
-        checkpoint.directory.glob("consolidated*.safetensors")
-    )
-    if other and checkpoint.config_file == "config.json":
-        print(
-            f"{checkpoint.directory} holds two layouts; read: config.json and {checkpoint.files[0]}. "
-            "The other: verifier.files={config: params.json, weights: 'consolidated*.safetensors'} (arch/consolidated)"
-        )
+    console().print(table)

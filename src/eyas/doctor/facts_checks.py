@@ -5,7 +5,7 @@ the facts have nothing to look at.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,20 +55,19 @@ def examine_facts(config: Config, checkpoint: Checkpoint, library: Sequence[Entr
         facts = resolve(config.verifier, checkpoint)
     except EyasError as error:
         failed = failure(error.check or "p01_config_path", error)
-        passed = [name for name in ROWS if name < failed.name]
         return [
-            *(Finding(name=name, verdict=Verdict.na, found="not reached") for name in passed),
-            failed,
-            *(Finding(name=name, verdict=Verdict.na, found="needs the facts") for name in ROWS if name > failed.name),
+            failed if name == failed.name else Finding(name=name, verdict=Verdict.na, found="needs the facts")
+            for name in ROWS
         ]
     subject = Subject(config, checkpoint, facts, library)
     return [_run(name, check, subject) for name, check in ROWS.items()]
 
 
 def failure(name: str, error: EyasError) -> Finding:
-    """An error as a row; its last clause is its fix."""
+    """An error as a row; its last clause is its fix, where it says what to do."""
     message = str(error)
-    fix = next((message.rpartition(mark)[2] for mark in ("; ", ": ") if mark in message), "")
+    _, *clauses = re.split(r"[;:] (?=(?:set|take|name|choose|read|merge|download|pip|trainer|expected)\b)", message)
+    fix = clauses[-1] if clauses else ""
     return Finding(name=name, verdict=Verdict.fail, found=message, expected=EXPECTED.get(name, ""), fix=fix)
 
 
@@ -76,6 +75,8 @@ def _run(name: str, check: Check, subject: Subject) -> Finding:
     try:
         return check(subject)
     except EyasError as error:
+        if error.check not in ("", name):
+            return Finding(name=name, verdict=Verdict.na, found=f"see {error.check}")
         return failure(name, error)
 
 
@@ -89,12 +90,13 @@ def config_path(it: Subject) -> Finding:
 
 
 def keys(it: Subject) -> Finding:
-    return Finding(name="p02_keys", verdict=Verdict.ok, found=", ".join(stored.key for stored in it.facts.tensors))
+    found = f"{', '.join(stored.key for stored in it.facts.tensors)} from {it.checkpoint.layout}"
+    return Finding(name="p02_keys", verdict=Verdict.ok, found=found)
 
 
 def tied(it: Subject) -> Finding:
     flags = [level.get("tie_word_embeddings") for level in (it.checkpoint.config, it.facts.language_config)]
-    says = [flag for flag in flags if flag is not None]
+    says = list(dict.fromkeys(flag for flag in flags if flag is not None))
     found = "the head is the embedding" if it.verifier.tied else f"the head is {it.facts.head.key}"
     if any(flag != it.verifier.tied for flag in says):
         found += f" (the config's tie_word_embeddings says {' and '.join(map(str, says))}; the weights decide)"
@@ -114,9 +116,7 @@ def norm(it: Subject) -> Finding:
     arithmetic = it.facts.arithmetic
     if arithmetic.target is Target.head_input:
         return Finding(name="p05_norm", verdict=Verdict.na, found="states are captured behind the norm")
-    found = (
-        f"{arithmetic.norm.name}, eps {arithmetic.eps:g}, rounded {arithmetic.cast.name.replace('_', ' the ')}"
-    )
+    found = f"{arithmetic.norm.name}, eps {arithmetic.eps:g}, rounded {arithmetic.cast.name.replace('_', ' the ')}"
     return Finding(name="p05_norm", verdict=Verdict.ok, found=found)
 
 
@@ -139,8 +139,8 @@ def scales(it: Subject) -> Finding:
         verdict=Verdict.fail,
         found=f"{it.checkpoint.config_file} states {stated}, which no operation of verifier {it.verifier.name} reads ({found})",
         expected=EXPECTED["p06_scales"],
-        fix=f"extend the archetype of this family, or say what is done with it: verifier.post_head: [{{op: divide, by: "
-        f"{{config: {next(iter(unread))}}}}}]; if truly unused: verifier.ignored_scales: [{', '.join(unread)}]",
+        fix=f"say what is done with it, as {_as_elsewhere(it.library, unread)}; "
+        f"if truly unused: verifier.ignored_scales: [{', '.join(unread)}]",
     )
 
 
@@ -170,6 +170,7 @@ def layer_ids(it: Subject) -> Finding:
 
 
 def vocabulary(it: Subject) -> Finding:
+    resolve_shape(it.config, it.facts)
     rows, usable = it.facts.vocab_size, it.facts.usable_vocab_size
     try:
         size = len(load_tokenizer(it.verifier, it.checkpoint))
@@ -202,7 +203,7 @@ def num_layers(it: Subject) -> Finding:
     extra = it.facts.language_config.get("num_nextn_predict_layers") or it.facts.language_config.get(
         "mtp_num_hidden_layers"
     )
-    if count == it.facts.num_layers or count == it.facts.num_layers + (extra or 0):
+    if count == it.facts.num_layers or (extra and count == it.facts.num_layers + extra):
         return Finding(name="p11_num_layers", verdict=Verdict.ok, found=found)
     return Finding(
         name="p11_num_layers",
@@ -214,18 +215,25 @@ def num_layers(it: Subject) -> Finding:
     )
 
 
+MTP = r"(.*?\.\d+\.)(eh_proj|enorm|hnorm|shared_head)\."
+"""A numbered layer with one of these predicts tokens further ahead, and is no layer of the model."""
+
+
 def index_layers(checkpoint: Checkpoint, embedding_key: str) -> tuple[str, int] | None:
-    """(stem, count) of the numbered layers that stand beside the embedding: the stem with the most tensors."""
+    """(stem, count) of the numbered layers that stand nearest to the embedding: of several lists, the one with the most tensors."""
     root = embedding_key.rsplit(".", 2)[0] if embedding_key.count(".") > 1 else ""
     numbered: dict[str, set[int]] = {}
+    predicting = {match[1] for key in checkpoint.file_of if (match := re.match(MTP, key))}
     tensors: dict[str, int] = {}
     for key in checkpoint.file_of:
         if key.startswith(f"{root}." if root else "") and (match := re.match(r"(.*?)\.(\d+)\.", key)):
+            if match[0] in predicting:
+                continue
             numbered.setdefault(match[1], set()).add(int(match[2]))
             tensors[match[1]] = tensors.get(match[1], 0) + 1
     if not numbered:
         return None
-    stem = max(tensors, key=lambda name: tensors[name])
+    stem = min(tensors, key=lambda name: (name.count("."), -tensors[name]))
     return stem, max(numbered[stem]) + 1
 
 
@@ -318,6 +326,18 @@ def engine(it: Subject) -> Finding:
         if eagle3 is False
         else "try it, then set verifier.vllm.eagle3",
     )
+
+
+def _as_elsewhere(library: Sequence[Entry], keys: Collection[str]) -> str:
+    """What the YAML that reads most of these numbers does with them."""
+    entry = max(library, key=lambda it: len(_read_by(it.values) & set(keys)))
+    said = []
+    for field in ("embedding", "pre_head", "post_head"):
+        for step in entry.values.get(field) or []:
+            if {step["by"].get("config"), step["by"].get("per")} & set(keys):
+                by = ", ".join(f"{name}: {value}" for name, value in step["by"].items())
+                said.append(f"verifier.{field}: [{{op: {step['op']}, by: {{{by}}}}}]")
+    return f"verifier/{entry.option}.yaml does: {', '.join(said)}"
 
 
 def _read_by(values: dict[str, Any]) -> set[str]:

@@ -45,8 +45,13 @@ def print_table(findings: Sequence[Finding]) -> None:
             for what, text in (("expected", it.expected), ("fix", it.fix)):
                 if text:
                     table.add_row("", Text(what, style="bright_black"), Text(text))
+    console().print(table)
+
+
+def console() -> Console:
+    """As wide as the terminal; wide enough for any table where the output goes to a file."""
     terminal = Console(highlight=False)
-    (terminal if terminal.is_terminal else Console(highlight=False, width=160)).print(table)
+    return terminal if terminal.is_terminal else Console(highlight=False, width=160)
 
 
 def to_json(findings: Sequence[Finding]) -> str:

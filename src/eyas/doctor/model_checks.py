@@ -8,14 +8,14 @@ from typing import Any
 
 import psutil
 import torch
-from transformers import PreTrainedModel
+from torch import Tensor
 
 from eyas.capture.modules import Modules, find_modules
+from eyas.capture.parity import TIMES_WORSE, alternatives, compare, embeds, own_logits
 from eyas.capture.tap import load_verifier
 from eyas.config import Accelerator, Config
 from eyas.doctor.facts_checks import failure
 from eyas.doctor.findings import Finding, Verdict
-from eyas.doctor.parity import TIMES_WORSE, alternatives, compare, embeds, own_logits
 from eyas.doctor.prompts import token_ids
 from eyas.errors import EyasError
 from eyas.verifier.checkpoint import Checkpoint
@@ -24,30 +24,32 @@ from eyas.verifier.schema import NormKind, Target
 from eyas.verifier.teacher import Teacher
 from eyas.verifier.tensors import read_tensor
 
+MODEL_ROWS = ("p08_modules", "p05_epsilon", "embedding", "parity")
 
+
+@torch.no_grad()
 def examine_model(config: Config, checkpoint: Checkpoint, facts: VerifierFacts) -> list[Finding]:
     """Load the verifier if it fits, and compare what it does with what the YAML says."""
     dtype = _dtype_that_fits(config, checkpoint)
     if dtype is None:
         size = f"{num_parameters(checkpoint) / 1e9:.1f}e9 parameters do not fit into memory here"
-        return [
-            Finding(name=name, verdict=Verdict.na, found=size)
-            for name in ("p08_modules", "p05_epsilon", "embedding", "parity")
-        ]
+        return [Finding(name=name, verdict=Verdict.na, found=size) for name in MODEL_ROWS]
     device = torch.device(config.trainer.accelerator.name)
-    torch.set_grad_enabled(False)
     try:
         model = load_verifier(checkpoint, config.verifier, dtype, device)
         modules = find_modules(model, config.verifier, facts.num_layers)
+        prompts = token_ids(config.verifier, checkpoint, facts.vocab_size)
+        states = own_logits(model, modules, config.verifier, prompts)
     except EyasError as error:
-        return [failure("p08_modules", error)]
+        rest = [Finding(name=name, verdict=Verdict.na, found="needs the modules") for name in MODEL_ROWS[1:]]
+        return [failure(MODEL_ROWS[0], error), *rest]
     where = ", ".join(f"{what}: {path}" for what, path in modules.paths.items())
     return [
         Finding(
             name="p08_modules", verdict=Verdict.ok, found=f"each layer reads what the one before it writes; {where}"
         ),
         _epsilon(modules, facts),
-        *_parity(config, checkpoint, facts, model, modules, dtype),
+        *_parity(checkpoint, facts, torch.cat(prompts), states, dtype),
     ]
 
 
@@ -85,15 +87,13 @@ def _epsilon(modules: Modules, facts: VerifierFacts) -> Finding:
 
 
 def _parity(
-    config: Config,
     checkpoint: Checkpoint,
     facts: VerifierFacts,
-    model: PreTrainedModel,
-    modules: Modules,
+    ids_N: Tensor,
+    states: tuple[Tensor, Tensor, Tensor],
     dtype: torch.dtype,
 ) -> list[Finding]:
-    prompts = token_ids(config.verifier, checkpoint, facts.vocab_size)
-    first_NH, state_NH, own_NV = own_logits(model, modules, config.verifier, prompts)
+    first_NH, state_NH, own_NV = states
     own_NV = own_NV[:, : facts.vocab_size]
     teacher: Any = Teacher.from_checkpoint(checkpoint, facts, dtype)
     teacher = teacher.to(state_NH.device)
@@ -106,13 +106,13 @@ def _parity(
         found += f"; nearest other reading: {closest.name}, KL {closest.kl:.1e}"
     holds = parity.holds(dtype) and not near
     fix = "verifier.norm, verifier.pre_head, verifier.post_head or verifier.keys is not what this model does"
-    if (better := min(others, key=lambda it: it.kl, default=None)) and better.kl < parity.kl:
+    if (better := min(others, key=lambda it: it.kl, default=None)) and TIMES_WORSE * better.kl < parity.kl:
         fix = f"the reading `{better.name}` is nearer to this model: correct the YAML"
     row = Finding(name="parity", verdict=Verdict.ok, found=found)
     if not holds:
         expected = "argmax equal everywhere, KL < 1e-3, and every other reading at least five times worse"
         row = Finding(name="parity", verdict=Verdict.fail, found=found, expected=expected, fix=fix)
-    return [_embedding(checkpoint, facts, torch.cat(prompts), first_NH, dtype), row]
+    return [_embedding(checkpoint, facts, ids_N, first_NH, dtype), row]
 
 
 def _embedding(

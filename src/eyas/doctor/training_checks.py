@@ -6,7 +6,7 @@ from eyas.config import Accelerator, Config
 from eyas.doctor.facts_checks import failure
 from eyas.doctor.findings import Finding, Verdict
 from eyas.errors import EyasError
-from eyas.stages import verifier_facts
+from eyas.stages import check_engines, verifier_facts
 from eyas.training.third_party import check
 from eyas.verifier.locate import locate
 from eyas.verifier.tensors import read_tensor
@@ -34,6 +34,12 @@ def verifier_tensors(config: Config) -> str:
     return f"{len(facts.tensors)} tensors read, finite"
 
 
+def engines(config: Config) -> str:
+    """The engines that are asked for can be driven."""
+    check_engines(config)
+    return "transformers"
+
+
 def devices(config: Config) -> str:
     """The devices exist, and an optimizer step's rows can be dealt to them evenly."""
     trainer, rows = config.trainer, config.training.rows_per_step
@@ -53,6 +59,7 @@ def examine_training(config: Config) -> list[Finding]:
     """These three as rows."""
     findings = []
     for name, examine in (
+        ("engines", engines),
         ("devices", devices),
         ("third_party_arguments", third_party_arguments),
         ("verifier_tensors", verifier_tensors),

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from eyas.capture.modules import Modules, find_modules
+from eyas.capture.parity import compare, embeds, own_logits
 from eyas.capture.tap import load_verifier
-from eyas.doctor.parity import compare, embeds, own_logits
 from eyas.doctor.prompts import token_ids
 from eyas.errors import EyasError
 from eyas.process import child_main

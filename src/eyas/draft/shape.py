@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eyas.config import Config
-from eyas.errors import EyasError
+from eyas.errors import EyasError, checking
 from eyas.verifier.facts import VerifierFacts
 
 
@@ -32,6 +32,15 @@ def resolve_shape(config: Config, facts: VerifierFacts) -> Shape:
     Raises:
         EyasError: numbers that don't fit the verifier.
     """
+    with checking("p09_layer_ids"):
+        layer_ids = _layer_ids(config, facts)
+    with checking("p10_vocabulary"):
+        draft_vocab_size = _draft_vocab_size(config, facts)
+    with checking("p13_draft_shape"):
+        return _layer_shape(config, facts, layer_ids, draft_vocab_size)
+
+
+def _layer_shape(config: Config, facts: VerifierFacts, layer_ids: list[int], draft_vocab_size: int) -> Shape:
     wanted, own = config.verifier.draft, facts.language_config
 
     def number(field: str) -> int:
@@ -47,11 +56,13 @@ def resolve_shape(config: Config, facts: VerifierFacts) -> Shape:
     key_value_heads = wanted.num_key_value_heads or own.get("num_key_value_heads") or heads
     if heads % key_value_heads:
         raise EyasError(f"verifier.draft: {heads} attention heads are no multiple of {key_value_heads} key-value heads")
+    if head_dim % 2:
+        raise EyasError(f"verifier.draft.head_dim: heads of {head_dim} can't be rotated, it must be even")
     return Shape(
         hidden_size=facts.hidden_size,
         verifier_vocab_size=facts.vocab_size,
-        draft_vocab_size=_draft_vocab_size(config, facts),
-        layer_ids=_layer_ids(config, facts),
+        draft_vocab_size=draft_vocab_size,
+        layer_ids=layer_ids,
         num_attention_heads=heads,
         num_key_value_heads=key_value_heads,
         head_dim=head_dim,

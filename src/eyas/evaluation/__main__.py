@@ -6,11 +6,14 @@ from eyas.config import load_config
 from eyas.evaluation.transformers import evaluate
 from eyas.process import child_main
 from eyas.run import Run
+from eyas.stages import check_engines
 
 
 def main(directory: Path) -> None:
     run = Run(directory)
-    evaluate(load_config(run.config_file), run)
+    config = load_config(run.config_file)
+    check_engines(config)
+    evaluate(config, run)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,8 @@ class Checkpoint:
         if self.weights is None and index.exists():
             try:
                 file_of: dict[str, str] = json.loads(index.read_text())["weight_map"]
+                if not isinstance(file_of, dict):
+                    raise TypeError
             except (ValueError, KeyError, TypeError):
                 raise EyasError(f"{index} is no index: it has no weight_map; download it again") from None
             missing = [name for name in sorted(set(file_of.values())) if not (self.directory / name).exists()]
@@ -106,6 +108,17 @@ class Checkpoint:
                 "set verifier.path to a complete checkpoint"
             )
         return names
+
+    @property
+    def layout(self) -> str:
+        """Which files are read, and which complete layout beside them is not."""
+        hf = (self.directory / "config.json").exists() and any(self.directory.glob("model*.safetensors"))
+        mistral = (self.directory / "params.json").exists() and any(self.directory.glob("consolidated*.safetensors"))
+        read = f"{self.config_file} and {self.files[0]}{f' to {self.files[-1]}' if len(self.files) > 1 else ''}"
+        if not (hf and mistral):
+            return read
+        other = "params.json" if self.config_file == "config.json" else "config.json"
+        return f"{read}; the layout of {other} beside it is not read (verifier.files says which)"
 
     def header(self, key: str) -> TensorHeader:
         """Type and shape of a tensor; only its file's header is read."""
@@ -176,18 +189,21 @@ def _headers(file: Path) -> dict[str, TensorHeader]:
             header = json.loads(stream.read(length))
         except ValueError:
             raise EyasError(f"{file} is no safetensors file: its header is not JSON; download it again") from None
-    header.pop("__metadata__", None)
     base = 8 + length
-    tensors = {
-        key: TensorHeader(
-            file.name,
-            entry["dtype"],
-            tuple(entry["shape"]),
-            base + entry["data_offsets"][0],
-            base + entry["data_offsets"][1],
-        )
-        for key, entry in header.items()
-    }
+    try:
+        tensors = {
+            key: TensorHeader(
+                file.name,
+                entry["dtype"],
+                tuple(entry["shape"]),
+                base + entry["data_offsets"][0],
+                base + entry["data_offsets"][1],
+            )
+            for key, entry in header.items()
+            if key != "__metadata__"
+        }
+    except (AttributeError, KeyError, TypeError, IndexError):
+        raise EyasError(f"{file} is no safetensors file: its header describes no tensors; download it again") from None
     if tensors and max(tensor.end for tensor in tensors.values()) > size:
         raise EyasError(
             f"{file} is truncated: its tensors end at {max(t.end for t in tensors.values())} of {size} bytes; download it again"

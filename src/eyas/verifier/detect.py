@@ -5,9 +5,12 @@ by the checkpoint's own `model_type` (a wrapper's, else the language model's ins
 can say: which of the known names it uses and whether its head is tied. Where two readings are possible it refuses.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import yaml
 
 from eyas.errors import EyasError
 from eyas.verifier.checkpoint import Checkpoint
@@ -179,4 +182,9 @@ def _literal(value: Any) -> str:
         return str(value).lower()
     if value is None:
         return "null"
-    return f"'{value}'" if isinstance(value, str) and (not value or set(value) & set(" ,:{}[]=#'\"()")) else str(value)
+    if not isinstance(value, str):
+        return str(value)
+    if re.fullmatch(r"[A-Za-z_/.][\w/.@-]*", value) and isinstance(yaml.safe_load(value), str):
+        return value
+    quote = '"' if "'" in value else "'"
+    return f"{quote}{value}{quote}"

@@ -102,6 +102,7 @@ def resolve(verifier: VerifierConfig, checkpoint: Checkpoint) -> VerifierFacts:
         head = reader.head(embedding, (vocab_size, hidden_size))
     with checking("p05_norm"):
         head_bias = reader.tensor("head_bias", (vocab_size,)) if verifier.keys.head_bias else None
+        reader.refuse_forgotten_norm()
         reader.refuse_forgotten_bias("norm", norm_weight, norm_bias)
         reader.refuse_forgotten_bias("head", head, head_bias)
     with checking("p06_scales"):
@@ -245,7 +246,13 @@ class _Reader:
                 "expected a number"
             )
         if number.per is not None:
-            value = value / self._config_value(field, number.per, None)
+            per = self._config_value(field, number.per, None)
+            if not per:
+                raise EyasError(
+                    f"{self.where}: verifier.{field}: {number.per} is {'null' if per is None else per} in "
+                    f"{self.checkpoint.config_file}, which can't divide"
+                )
+            value = value / per
         return float(value**number.power * number.times)
 
     def count(self, field: str, number: Number) -> int:
@@ -266,7 +273,13 @@ class _Reader:
             by = self.optional_number(field, operation.by)
             if by is None and operation.op is not Operator.softcap:
                 self.number(field, operation.by)  # raises: only a cap may be null
-            if by is not None and not math.isinf(by):  # a cap at infinity caps nothing
+            if by == 0 and operation.op is not Operator.multiply:
+                raise EyasError(
+                    f"{self.where}: verifier.{field}: {operation.op.name} by {operation.by.config or ''} = 0"
+                )
+            if by is None or math.isinf(by):  # a cap at infinity caps nothing
+                continue
+            if by != 1 or operation.op is Operator.softcap:  # times one is no second arithmetic
                 steps.append(Step(op=operation.op, by=by))
         return tuple(steps)
 
@@ -317,6 +330,17 @@ class _Reader:
             )
         return embedding
 
+    def refuse_forgotten_norm(self) -> None:
+        """The weight of a norm that is declared to have none."""
+        kind = self.verifier.norm.kind
+        names = [self.verifier.keys.prefix + key for key in self.verifier.keys.norm]
+        present = [name for name in names if name in self.checkpoint.file_of]
+        if self.verifier.target is Target.pre_norm and not kind.has_weight and present:
+            raise EyasError(
+                f"{self.where}: verifier.norm.kind is {kind.name}, but the checkpoint holds {present[0]}; "
+                "set the kind that uses it, or verifier.keys.norm: []"
+            )
+
     def refuse_forgotten_bias(self, name: str, stored: StoredTensor | None, bias: StoredTensor | None) -> None:
         """A bias beside a norm or head that is declared without one: its absence would have no wrong shape."""
         key = "" if stored is None else stored.key.removesuffix(".weight") + ".bias"
@@ -356,6 +380,14 @@ class _Reader:
             )
             return default
         have = ", ".join(sorted(self.language)[:12])
+        others = [
+            it for it in candidates(self.checkpoint.config) if descend(self.checkpoint.config, it) is not self.language
+        ]
+        hint = (
+            f"; language models are described at {' and '.join(map(repr, others))}: set verifier.config.path"
+            if others
+            else ""
+        )
         raise EyasError(
-            f"{self.where}: verifier.{field}: {self.checkpoint.config_file} has no {path!r} (it has: {have}, ...)"
+            f"{self.where}: verifier.{field}: {self.checkpoint.config_file} has no {path!r} (it has: {have}, ...){hint}"
         )

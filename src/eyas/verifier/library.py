@@ -18,6 +18,8 @@ class Entry:
     option: str
     values: dict[str, Any]
     comment: str
+    own: bool = False
+    """From a --config-dir, not shipped."""
 
     @property
     def model_types(self) -> list[str]:
@@ -26,23 +28,24 @@ class Entry:
 
 def read_library(config_dirs: Sequence[str] = ()) -> list[Entry]:
     """Every YAML of the group: a user's own first, the shipped ones after them."""
-    roots = [*(Path(directory) for directory in config_dirs), Path(str(files("eyas.conf")))]
+    shipped = Path(str(files("eyas.conf")))
     entries: dict[str, Entry] = {}
-    for root in roots:
+    for root in [*(Path(directory) for directory in config_dirs), shipped]:
         for file in sorted((root / "verifier").rglob("*.yaml")):
             option = file.relative_to(root / "verifier").with_suffix("").as_posix()
             if option not in entries:
-                entries[option] = _read(option, file)
+                entries[option] = _read(option, file, own=root is not shipped)
     return list(entries.values())
 
 
 def entry_for(library: Sequence[Entry], model_type: str) -> Entry | None:
-    """The YAML that lists a model type.
+    """The YAML that lists a model type; a user's own goes before a shipped one.
 
     Raises:
         EyasError: two list it.
     """
     listing = [entry for entry in library if model_type in entry.model_types]
+    listing = [entry for entry in listing if entry.own] or listing
     if len(listing) > 1:
         raise EyasError(
             f"model type {model_type} is listed by {' and '.join(f'verifier/{entry.option}.yaml' for entry in listing)}: "
@@ -78,11 +81,11 @@ def arithmetics(library: Sequence[Entry]) -> list[str]:
     return ["arch/llama", *(option for option in own if option != "arch/llama")]
 
 
-def _read(option: str, file: Path) -> Entry:
+def _read(option: str, file: Path, *, own: bool) -> Entry:
     text = file.read_text()
     try:
         values = OmegaConf.to_container(OmegaConf.create(text))
     except Exception as error:  # PyYAML and OmegaConf raise a dozen kinds; all mean that the file is no YAML mapping
         raise EyasError(f"{file} is not valid YAML: {str(error).splitlines()[0]}") from None
     lines = [line.lstrip("# ").rstrip() for line in text.splitlines() if line.startswith("#")]
-    return Entry(option, cast(dict[str, Any], values) if isinstance(values, dict) else {}, " ".join(lines))
+    return Entry(option, cast(dict[str, Any], values) if isinstance(values, dict) else {}, " ".join(lines), own)

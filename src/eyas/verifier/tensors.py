@@ -94,7 +94,7 @@ def read_tensor(checkpoint: Checkpoint, stored: StoredTensor) -> "Tensor":
 
     scale = checkpoint.tensor(stored.scale_key)
     if stored.dequantize is Dequantizer.fp8:
-        return fp8(checkpoint.tensor(stored.key), scale, stored.block)
+        return fp8(checkpoint.tensor(stored.key), scale, stored.block)[: stored.shape[0]]
     return packed_int4(checkpoint.tensor(f"{stored.key}_packed"), scale, stored.shape)
 
 
@@ -106,16 +106,25 @@ def _as_floats(
     if header.dtype in PLAIN and not scales:
         return StoredTensor(key=key, shape=shape)
     if header.dtype in FP8 and scales and quantization.dequantize is Dequantizer.fp8:
-        block = quantization.weight_block
-        per_block = len(checkpoint.header(scales[0]).shape) == 2 and 1 not in checkpoint.header(scales[0]).shape
-        if per_block and block is None:
-            raise EyasError(
-                f"{where}: {scales[0]} holds a scale per block, but {checkpoint.config_file} states no weight_block_size; "
-                "set verifier.quantization.path to its quantisation block"
-            )
-        return StoredTensor(
-            key=key, shape=shape, dequantize=Dequantizer.fp8, scale_key=scales[0], block=block if per_block else None
+        block, scale, (rows, columns) = (
+            quantization.weight_block,
+            checkpoint.header(scales[0]).shape,
+            (*header.shape, 1)[:2],
         )
+        if block is not None and scale == (-(-rows // block[0]), -(-columns // block[1])):
+            return StoredTensor(key=key, shape=shape, dequantize=Dequantizer.fp8, scale_key=scales[0], block=block)
+        if scale not in ((), (1,), (1, 1), (rows,), (rows, 1)):
+            blocks = (
+                f"one for each block of {list(block)} (weight_block_size)"
+                if block is not None
+                else f"blocks ({checkpoint.config_file} states no weight_block_size: set verifier.quantization.path to its "
+                "quantisation block)"
+            )
+            raise EyasError(
+                f"{where}: {scales[0]} has shape {list(scale)} beside {key} {list(header.shape)}, expected one scale, "
+                f"one for each row, or {blocks}"
+            )
+        return StoredTensor(key=key, shape=shape, dequantize=Dequantizer.fp8, scale_key=scales[0])
     found = f"{key} is stored as {header.dtype} with {scales[0] if scales else 'no scale beside it'}"
     if header.dtype in FP8 and scales:
         raise EyasError(f"{where}: {found}; set verifier.quantization.dequantize: fp8")

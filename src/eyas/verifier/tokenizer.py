@@ -25,6 +25,9 @@ TOKENIZER_FILES = (
     "generation_config.json",  # its stop tokens end the supervised spans
 )
 
+VOCABULARY_FILES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json", "tokenization_*.py")
+"""One of these must exist: without any, transformers makes an empty tokenizer of a model type it knows."""
+
 
 def tokenizer_directory(verifier: VerifierConfig, checkpoint: Checkpoint) -> Path:
     """`verifier.tokenizer.path`, else the checkpoint's own directory.
@@ -59,11 +62,13 @@ def load_tokenizer(verifier: VerifierConfig, checkpoint: Checkpoint) -> "PreTrai
     from transformers import AutoTokenizer
 
     directory = tokenizer_directory(verifier, checkpoint)
+    if not any(file for pattern in VOCABULARY_FILES for file in directory.glob(pattern)):
+        raise EyasError(f"{directory} holds no tokenizer ({', '.join(VOCABULARY_FILES)}): set verifier.tokenizer.path")
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             directory, trust_remote_code=verifier.trust_remote_code.tokenizer
         )
-    except (ValueError, OSError, KeyError, ImportError) as error:
+    except Exception as error:  # a tokenizer is code of many hands; what it raises where a file is missing is anything
         raise EyasError(
             f"the tokenizer in {directory} can't be loaded: {str(error).strip().splitlines()[0]} "
             "(verifier.tokenizer.path names another; verifier.trust_remote_code.tokenizer: true lets its code run)"
