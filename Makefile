@@ -6,13 +6,17 @@ READY_DEV := .venv/.ready-dev
 # --no-compile: modules are compiled as they are imported, which is far fewer than are installed.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo test check clean
+.PHONY: demo test check conformance clean
 
 demo: $(READY)
 	$(BIN)/python train.py
 
 test: $(READY_DEV)
 	$(BIN)/pytest
+
+# Every model type that transformers registers; writes docs/verifiers.md.
+conformance: $(READY_DEV)
+	$(BIN)/python -m tests.conformance.run
 
 check: $(READY_DEV)
 	$(BIN)/ruff check .

@@ -73,6 +73,16 @@ def test_the_document_shows_the_last_run() -> None:
     assert DOCUMENT.read_text().partition(MARK)[2] == generated(), "run `make conformance`"
 
 
+def test_the_readme_says_what_was_measured() -> None:
+    in_scope = [it for it in results() if it.verdict != "out of scope"]
+    passed = sum(it.verdict == "passed" for it in in_scope)
+    readme = (DOCUMENT.parents[1] / "README.md").read_text()
+    assert f"Of the {len(in_scope)} decoder-only" in readme
+    assert f"{passed} are covered so" in readme.replace("\n", " ")
+    named = sum(not entry.option.startswith("arch/") for entry in library)
+    assert f"{named} named verifiers" in readme
+
+
 def test_every_model_type_is_listed_once() -> None:
     listed = [model_type for entry in library for model_type in entry.model_types]
     assert len(listed) == len(set(listed)), sorted({it for it in listed if listed.count(it) > 1})
