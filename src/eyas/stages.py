@@ -6,7 +6,7 @@ conversations -> tokens -> states -> run (checkpoints, metrics) -> draft -> eval
 from pathlib import Path
 from typing import Any
 
-from eyas.artifact import Artifact, sha256_of
+from eyas.artifact import Artifact, fingerprint, sha256_of
 from eyas.config import Config, Engine, to_dict
 from eyas.data.conversations import conversations_file
 from eyas.draft.shape import Shape, resolve_shape
@@ -42,6 +42,16 @@ def states_artifact(config: Config) -> Artifact:
     return Artifact(
         store=store(config), stage="states", fields=fields, inputs={"tokens": tokens_artifact(config).fingerprint}
     )
+
+
+def parity_file(config: Config) -> Path:
+    """Stands in the states' directory once parity has been proved for this reading of the verifier.
+
+    The states themselves do not depend on it: a corrected norm needs no second capture, but a second proof.
+    """
+    facts = verifier_facts(config)
+    reading = fingerprint("parity", to_dict(facts.arithmetic) | {"tensors": [it.key for it in facts.tensors]}, {})
+    return states_artifact(config).directory / f"parity-{reading[:12]}.json"
 
 
 def run_identity(config: Config) -> dict[str, Any]:

@@ -28,8 +28,8 @@ LIBRARY = Path(__file__).parent / "new_verifiers" / "verifier"
 TRAINED = ("kimi_finetune", "qwen3_next", "gemma3_vlm", "inhouse")
 
 REFUSED = {
-    "packed": "packed can't be loaded by transformers: compressed-tensors",
-    "consolidated": "is read in the layout of params.json, which transformers does not load: use capture=vllm",
+    "packed": "packed: transformers can't load it: compressed-tensors",
+    "consolidated": "is read in the layout of params.json, which transformers does not load: set verifier.path",
 }
 
 ADD = ""
@@ -143,14 +143,6 @@ def test_it_is_under_ten_lines_of_yaml(name: str) -> None:
     assert not (ROOT / "conf" / "verifier" / f"{name}.yaml").exists()
 
 
-def test_another_norm_is_caught_before_any_state_is_kept(lab: Lab, added: Callable[..., list[str]]) -> None:
-    wrong = added("qwen3_next", "kind: rms_plus_one", "kind: rms")
-    done = lab.call("-m", "eyas.cli.main", "capture", *wrong, "name=wrong_norm")
-    assert_refused(done, "verifier.norm")
-    assert not list((lab.outputs / "store" / "states").glob("*/manifest.json"))
-    assert not (lab.outputs / "wrong_norm").exists()
-
-
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_new_verifier_trains(name: str, lab: Lab, added: Callable[..., list[str]]) -> None:
     done = lab.call("train.py", *added(name), f"name={name}")
@@ -162,7 +154,6 @@ def test_a_new_verifier_trains(name: str, lab: Lab, added: Callable[..., list[st
     assert (config["verifier"]["name"], config["capture"]["engine"]) == (name, "transformers")
 
 
-@pytest.mark.xfail(reason="states do not depend on the norm they were proved with", strict=False)
 def test_another_norm_is_caught_where_states_exist(lab: Lab, added: Callable[..., list[str]]) -> None:
     assert (lab.outputs / "qwen3_next").exists()
     wrong = added("qwen3_next", "kind: rms_plus_one", "kind: rms")
@@ -198,12 +189,12 @@ def test_a_wrong_field_is_caught_before_step_1(
     assert not (lab.outputs / f"wrong_{name}").exists()
 
 
-def test_auto_needs_nothing_but_the_path(lab: Lab) -> None:
-    done = lab.call("train.py", "verifier=auto", f"verifier.path={lab.checkpoint('qwen3_next')}", "name=auto")
+def test_auto_needs_nothing_but_the_path_and_reads_as_the_yaml_does(lab: Lab) -> None:
+    assert (lab.outputs / "qwen3_next").exists()
+    done = lab.call("-m", "eyas.cli.main", "capture", "verifier=auto", f"verifier.path={lab.checkpoint('qwen3_next')}")
     assert done.returncode == 0, done.stderr
-    assert "auto     model type qwen3_next is listed in verifier/arch/rms_plus_one.yaml" in done.stdout
-    losses = [trained_steps(lab.outputs / name) for name in ("auto", "qwen3_next")]
-    assert losses[0] == losses[1], "what is found is what the YAML says"
+    assert "auto     model type qwen3_next is listed in verifier/arch/rms_plus_one.yaml" in done.stderr
+    assert "capture  " not in done.stdout, "the states of the YAML's run are its own"
 
 
 def test_inspect_prints_a_yaml_to_keep(lab: Lab, tmp_path: Path) -> None:

@@ -346,7 +346,7 @@ def test_a_trial_of_two_language_models_is_refused(build: Build) -> None:
 
 def test_a_trial_of_a_model_that_does_not_load(build: Build) -> None:
     directory = build("llama", {"model_type": "never_heard_of"})
-    with pytest.raises(EyasError, match=r"can.t be (loaded|tried)") as refused:
+    with pytest.raises(EyasError, match=r"can.t (load|be tried)") as refused:
         tried(directory)
     assert "\n" not in str(refused.value)
 

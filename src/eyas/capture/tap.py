@@ -7,7 +7,7 @@ from typing import Any, Self, cast
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -82,7 +82,17 @@ def load_verifier(
     if checkpoint.config_file != "config.json":
         raise EyasError(
             f"{checkpoint.directory} is read in the layout of {checkpoint.config_file}, which transformers does not load: "
-            "use capture=vllm and evaluation=vllm, or a directory with config.json"
+            "set verifier.path to a directory with config.json"
+        )
+    if (
+        checkpoint.config.get("auto_map")
+        and not trusted.model
+        and checkpoint.config.get("model_type") not in CONFIG_MAPPING
+    ):
+        raise EyasError(
+            f"{checkpoint.directory}: transformers does not know model type {checkpoint.config.get('model_type')}, and the "
+            "checkpoint's own code is not allowed to run: read it, then set verifier.trust_remote_code="
+            "{config: true, model: true} (eyas inspect: --trust-remote-code)"
         )
     checkpoint.fetch_all()
     try:
@@ -94,10 +104,10 @@ def load_verifier(
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-    except (ValueError, ImportError, KeyError, OSError) as error:
-        raise EyasError(
-            f"{checkpoint.directory} can't be loaded by transformers: {str(error).strip().splitlines()[0]}"
-        ) from error
+    except Exception as error:  # libraries of many hands, and with trusted code anybody's
+        whose = "the checkpoint's own code fails" if trusted.model else "transformers can't load it"
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise EyasError(f"{checkpoint.directory}: {whose}: {reason}") from error
     _refuse_random(checkpoint, sorted(loading["missing_keys"]), sorted(key for key, *_ in loading["mismatched_keys"]))
     model.requires_grad_(False).eval()
     cast(nn.Module, model).to(device)

@@ -4,6 +4,7 @@ Rows are dealt to shards, and within a shard to batches of similar length, befor
 killed goes on after its last whole shard and ends with the same bytes.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,58 +12,74 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from eyas.artifact import building, complete, sha256_of
+from eyas.artifact import building, complete, sha256_of, write_file
 from eyas.capture.modules import Modules, find_modules
-from eyas.capture.parity import TIMES_WORSE, alternatives, compare, own_logits
+from eyas.capture.parity import TIMES_WORSE, Parity, alternatives, compare, own_logits
 from eyas.capture.tap import Tap, load_verifier
-from eyas.config import Config
+from eyas.config import Config, to_dict
 from eyas.data.store import Document, plan_shards, shard_name, write_shard
 from eyas.data.tokens import Tokens, load_tokens
 from eyas.errors import EyasError
 from eyas.progress import Progress
-from eyas.stages import draft_shape, states_artifact, tokens_artifact, verifier_facts
+from eyas.stages import draft_shape, parity_file, states_artifact, tokens_artifact, verifier_facts
 from eyas.verifier.locate import locate
 from eyas.verifier.schema import VerifierConfig
 from eyas.verifier.teacher import Teacher
 
 
 def capture(config: Config) -> None:
-    """Write the states artifact of the tokens artifact, unless it exists."""
-    artifact = states_artifact(config)
+    """Write the states artifact of the tokens artifact, unless it exists, and prove how the verifier is read."""
+    artifact, proof = states_artifact(config), parity_file(config)
     tokens = load_tokens(tokens_artifact(config).directory)
     with building(artifact) as partial:
-        if partial is None:
-            return
-        shards = plan_shards(tokens.lengths, config.capture.tokens_per_shard)
-        present = [(partial / shard_name(index)).exists() for index in range(len(shards))]
-        num_tokens = [sum(tokens.lengths[row] for row in rows) for rows in shards]
-        done = sum(count for count, there in zip(num_tokens, present, strict=True) if there)
-        if done:
-            print(f"capture  resumes after {done:,} of {sum(num_tokens):,} tokens", flush=True)
-        if not all(present):
-            facts = verifier_facts(config)
-            dtype, device = getattr(torch, config.capture.dtype.name), torch.device(config.trainer.accelerator.name)
-            verifier = load_verifier(locate(config.verifier), config.verifier, dtype, device)
-            modules = find_modules(verifier, config.verifier, facts.num_layers)
-            print(f"capture  hooks {', '.join(f'{what}: {path}' for what, path in modules.paths.items())}", flush=True)
-            progress = Progress("capture", sum(num_tokens), "tokens", done=done)
-            tap = Tap(modules, draft_shape(config).layer_ids, config.verifier)
-            teacher = Teacher.from_checkpoint(locate(config.verifier), facts, dtype).to(device)
-            check_parity(verifier, modules, config.verifier, teacher, tokens.row(0)[0])
-            for index, rows in enumerate(shards):
-                if not present[index]:
-                    documents = _documents(verifier, tap, tokens, rows, config.capture.tokens_per_batch, progress)
-                    write_shard(partial / shard_name(index), documents)
-        complete(
-            artifact,
-            partial,
-            {"tokens": sum(num_tokens), "shards": [_entry(partial, i, rows, tokens) for i, rows in enumerate(shards)]},
-        )
+        if partial is not None:
+            _write_shards(config, tokens, partial)
+            shards = plan_shards(tokens.lengths, config.capture.tokens_per_shard)
+            entries = [_entry(partial, index, rows, tokens) for index, rows in enumerate(shards)]
+            complete(artifact, partial, {"tokens": sum(tokens.lengths), "shards": entries})
+    if not proof.exists():  # the states were there, but nobody has read them this way
+        write_file(proof, _proved(config, tokens)[2])
+
+
+def _write_shards(config: Config, tokens: Tokens, partial: Path) -> None:
+    """Capture every shard that is not there yet."""
+    shards = plan_shards(tokens.lengths, config.capture.tokens_per_shard)
+    missing = [index for index in range(len(shards)) if not (partial / shard_name(index)).exists()]
+    num_missing = sum(tokens.lengths[row] for index in missing for row in shards[index])
+    done = sum(tokens.lengths) - num_missing
+    if done:
+        print(f"capture  resumes after {done:,} of {sum(tokens.lengths):,} tokens", flush=True)
+    if not missing:
+        return
+    verifier, tap, parity = _proved(config, tokens)
+    write_file(partial / parity_file(config).name, parity)
+    progress = Progress("capture", sum(tokens.lengths), "tokens", done=done)
+    for index in missing:
+        documents = _documents(verifier, tap, tokens, shards[index], config.capture.tokens_per_batch, progress)
+        write_shard(partial / shard_name(index), documents)
+
+
+def _proved(config: Config, tokens: Tokens) -> tuple[PreTrainedModel, Tap, str]:
+    """The verifier with its hooks, and the proof (JSON) that the teacher's logits are its own.
+
+    Raises:
+        EyasError: they are not.
+    """
+    checkpoint, facts = locate(config.verifier), verifier_facts(config)
+    dtype, device = getattr(torch, config.capture.dtype.name), torch.device(config.trainer.accelerator.name)
+    verifier = load_verifier(checkpoint, config.verifier, dtype, device)
+    modules = find_modules(verifier, config.verifier, facts.num_layers)
+    print(f"capture  hooks {', '.join(f'{what}: {path}' for what, path in modules.paths.items())}", flush=True)
+    teacher = Teacher.from_checkpoint(checkpoint, facts, dtype).to(device)
+    parity = check_parity(verifier, modules, config.verifier, teacher, tokens.row(0)[0])
+    print(f"capture  parity {parity}", flush=True)
+    proof = {**vars(parity), "arithmetic": to_dict(facts.arithmetic)}
+    return verifier, Tap(modules, draft_shape(config).layer_ids, config.verifier), json.dumps(proof, indent=2) + "\n"
 
 
 def check_parity(
     model: PreTrainedModel, modules: Modules, verifier: VerifierConfig, teacher: Teacher, row: Tensor
-) -> None:
+) -> Parity:
     """The teacher makes the verifier's own logits out of the captured last state.
 
     Raises:
@@ -79,6 +96,7 @@ def check_parity(
             "verifier.norm, verifier.post_head, verifier.keys or verifier.transformers is not what this model does, "
             "eyas doctor shows more"
         )
+    return parity
 
 
 def plan_batches(rows: Sequence[int], lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:

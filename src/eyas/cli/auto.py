@@ -2,9 +2,11 @@
 
 import json
 import re
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,20 +36,25 @@ def without_auto(arguments: Sequence[str]) -> list[str]:
     paths = [argument.partition("=")[2] for argument in arguments if argument.startswith("verifier.path=")]
     if not paths:
         raise EyasError("verifier=auto needs verifier.path: the directory of a checkpoint")
-    config_dirs = [
-        following
-        for flag, following in zip(arguments, [*arguments[1:], ""], strict=True)
-        if flag in ("--config-dir", "-cd")
-    ]
-    trust = any(re.fullmatch(r"verifier\.trust_remote_code\.model=[Tt]rue", argument) for argument in arguments)
-    reading = find(open_directory(Path(paths[-1])), config_dirs, trust=trust)
-    print("\n".join(f"auto     {line}" for line in (*reading.why, " ".join(reading.overrides))), flush=True)
-    rest = [argument for argument in arguments if argument != "verifier=auto"]
-    given = {argument.partition("=")[0] for argument in rest}
-    return [*(it for it in reading.overrides if it.partition("=")[0] not in given), *rest]
+    trust = any("trust_remote_code" in argument and "true" in argument.lower() for argument in arguments)
+    reading = find(open_directory(Path(paths[-1])), config_dirs(arguments), trust=trust)
+    for line in (*reading.why, " ".join(reading.overrides)):
+        print(f"auto     {line}", file=sys.stderr)
+    given = {argument.partition("=")[0] for argument in arguments} - {"verifier"}
+    found = [it for it in reading.overrides if it.partition("=")[0] not in given]
+    place = arguments.index("verifier=auto")  # between flags, argparse wants overrides in one piece
+    return [*arguments[:place], *found, *arguments[place + 1 :]]
 
 
-def find(checkpoint: Checkpoint, config_dirs: Sequence[str], *, trust: bool) -> Reading:
+def config_dirs(arguments: Sequence[str]) -> list[str]:
+    """The directories of --config-dir, in Hydra's spellings."""
+    flags = ("--config-dir", "-cd")
+    apart = [it for flag, it in pairwise([*arguments, ""]) if flag in flags]
+    joined = [it.partition("=")[2] for it in arguments if it.partition("=")[0] in flags and "=" in it]
+    return apart + joined
+
+
+def find(checkpoint: Checkpoint, directories: Sequence[str], *, trust: bool) -> Reading:
     """What the library says of a checkpoint; for a model type it does not list, what a trial shows.
 
     `trust`: a trial may run the checkpoint's own code.
@@ -55,7 +62,7 @@ def find(checkpoint: Checkpoint, config_dirs: Sequence[str], *, trust: bool) -> 
     Raises:
         EyasError: no reading, or several.
     """
-    compose, library = verifier_composer(config_dirs), read_library(config_dirs)
+    compose, library = verifier_composer(directories), read_library(directories)
     name = re.sub(r"[^a-z0-9]+", "_", checkpoint.directory.resolve().name.lower()).strip("_") or "verifier"
     try:
         return detect(checkpoint, name, library, compose)
@@ -79,11 +86,11 @@ def open_directory(directory: Path) -> Checkpoint:
     return checkpoint
 
 
-def verifier_composer(config_dirs: Sequence[str]) -> Composer:
+def verifier_composer(directories: Sequence[str]) -> Composer:
     """Compose verifiers alone, each option once."""
     ConfigStore.instance().store(name="schema", node=Config)
     search = (
-        [f"hydra.searchpath=[{','.join(f'file://{Path(it).absolute()}' for it in config_dirs)}]"] if config_dirs else []
+        [f"hydra.searchpath=[{','.join(f'file://{Path(it).absolute()}' for it in directories)}]"] if directories else []
     )
     composed: dict[str, DictConfig] = {}
 

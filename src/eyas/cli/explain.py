@@ -24,7 +24,7 @@ def explain(error: BaseException) -> str:
         options = match[2].split()
         wrong = f"{group}={option}: there is no such option{_nearest(option, options)}"
         return f"{wrong}; {group} has: {', '.join(sorted(options))}"
-    if isinstance(root, AttributeError):  # OmegaConf's, where a mapping overrides a section that is null
+    if type(root) is AttributeError:  # OmegaConf's, where a mapping overrides a section that is null
         return "a mapping on the command line can't replace a section that is null: set it in a YAML (--config-dir)"
     if "Config group override must be a string" in first_line:
         return "a group can't be set to null on the command line; where nothing is wanted it has an option `none`, as experiment=none"

@@ -6,7 +6,6 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.syntax import Syntax
 from rich.table import Table
 
 from eyas.cli.auto import find, open_directory, verifier_composer
@@ -55,7 +54,7 @@ def inspect(arguments: Sequence[str]) -> None:
         file.flush()
         run_child("eyas.doctor", Path(file.name))
     print(f"\nSave this as conf/verifier/{reading.values['name']}.yaml, or into a --config-dir:\n")
-    console().print(Syntax(reading.yaml, "yaml", background_color="default"))
+    print(reading.yaml, end="")  # whole lines, to be copied
 
 
 def write_bundle(checkpoint: Checkpoint, file: Path) -> None:

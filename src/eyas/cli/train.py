@@ -14,7 +14,7 @@ from eyas.config import Config, config_yaml, to_dict
 from eyas.errors import EyasError
 from eyas.process import run_child
 from eyas.run import Run
-from eyas.stages import draft_shape, states_artifact, tokens_artifact
+from eyas.stages import draft_shape, parity_file, states_artifact, tokens_artifact
 from eyas.verifier.locate import to_be_made
 
 
@@ -80,7 +80,7 @@ def capture(config: Config) -> None:
     if not tokens_artifact(config).exists():
         prepare(config)
     artifact = states_artifact(config)
-    if not artifact.exists():
+    if not artifact.exists() or not parity_file(config).exists():
         run_stage("eyas.capture", config)
     num_tokens, ids = read_manifest(artifact.directory)["counts"]["tokens"], artifact.fields["layer_ids"]
     layers = f"layers {ids} and the last, {config.capture.dtype.name}"

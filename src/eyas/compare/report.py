@@ -63,7 +63,8 @@ def serve_command(config: Config, run: Run) -> str:
     """What serves the draft beside its verifier."""
     verifier = config.verifier.path or locate(config.verifier).directory
     speculative = {"method": "eagle3", "model": str(run.draft), "num_speculative_tokens": config.evaluation.k}
-    return f"vllm serve {verifier} --speculative-config '{json.dumps(speculative)}'"
+    arguments = "".join(f" {argument}" for argument in config.verifier.vllm.args)
+    return f"vllm serve {verifier}{arguments} --speculative-config '{json.dumps(speculative)}'"
 
 
 def acceptance_table(run: Run, metrics: list[dict[str, float]], config: Config) -> list[str]:

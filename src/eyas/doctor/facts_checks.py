@@ -238,8 +238,6 @@ def index_layers(checkpoint: Checkpoint, embedding_key: str) -> tuple[str, int] 
 
 
 def remote_code(it: Subject) -> Finding:
-    from transformers import CONFIG_MAPPING
-
     trusted, shipped = it.verifier.trust_remote_code, it.checkpoint.config.get("auto_map")
     model_type = str(it.checkpoint.config.get("model_type"))
     if not shipped:
@@ -253,6 +251,8 @@ def remote_code(it: Subject) -> Finding:
         return Finding(name="p12_remote_code", verdict=Verdict.ok, found="none in the checkpoint, none allowed")
     if trusted.config and trusted.model:
         return Finding(name="p12_remote_code", verdict=Verdict.ok, found="the checkpoint's own code runs, as allowed")
+    from transformers import CONFIG_MAPPING  # seconds, seldom needed
+
     if model_type in CONFIG_MAPPING or it.config.capture.engine is not Engine.transformers:
         return Finding(name="p12_remote_code", verdict=Verdict.ok, found="shipped, not allowed, and not needed")
     return Finding(

@@ -8,6 +8,7 @@ from eyas.doctor.findings import Finding, Verdict
 from eyas.errors import EyasError
 from eyas.stages import check_engines, verifier_facts
 from eyas.training.third_party import check
+from eyas.verifier.facts import quantization_block
 from eyas.verifier.locate import locate
 from eyas.verifier.tensors import read_tensor
 
@@ -35,8 +36,27 @@ def verifier_tensors(config: Config) -> str:
 
 
 def engines(config: Config) -> str:
-    """The engines that are asked for can be driven."""
+    """The engines that are asked for can be driven, and transformers reads this checkpoint's layout and quantisation."""
     check_engines(config)
+    checkpoint = locate(config.verifier)
+    if checkpoint.config_file != "config.json":
+        raise EyasError(
+            f"{checkpoint.directory} is read in the layout of {checkpoint.config_file}, which transformers does not load; "
+            "set verifier.path to a directory with config.json"
+        )
+    block = quantization_block(
+        config.verifier.quantization.path, checkpoint.config, verifier_facts(config).language_config
+    )
+    if block:
+        from transformers.quantizers.auto import AutoHfQuantizer, AutoQuantizationConfig  # seconds, seldom needed
+
+        try:
+            quantizer = AutoHfQuantizer.from_config(AutoQuantizationConfig.from_dict(dict(block)))
+            quantizer.validate_environment(device_map=None)
+        except (ImportError, ValueError, RuntimeError) as error:
+            raise EyasError(
+                f"transformers can't run this quantised checkpoint: {str(error).strip().splitlines()[0]}"
+            ) from None
     return "transformers"
 
 

@@ -66,7 +66,9 @@ def trained_draft(config: Config, checkpoint: Path) -> Draft:
     draft = build_draft(config)
     draft.freeze(trainable_head=config.draft.trainable_head)
     state = {"state_dict": {f"draft.{name}": tensor for name, tensor in draft.state_dict().items()}}
-    load(state, checkpoint_id=checkpoint, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it should be: one process reads
+        load(state, checkpoint_id=checkpoint, no_dist=True)
     draft.attach()
     cast(nn.Module, draft).to(getattr(torch, config.capture.dtype.name))
     return draft
@@ -137,7 +139,6 @@ def load_draft(directory: Path, dtype: torch.dtype, device: torch.device) -> Dra
 
 
 def main(directory: Path) -> None:
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it should be: one process reads
     export(Run(directory))
 
 

@@ -47,7 +47,7 @@ def _layer_shape(config: Config, facts: VerifierFacts, layer_ids: list[int], dra
         value = getattr(wanted, field) or own.get(field)
         if not isinstance(value, int):
             raise EyasError(
-                f"verifier.draft.{field} is null and config.json of {config.verifier.name} has no {field}: set verifier.draft.{field}"
+                f"verifier.draft.{field} is null and the config of {config.verifier.name} has no {field}: set verifier.draft.{field}"
             )
         return value
 
@@ -102,8 +102,13 @@ def rope_parameters(own: dict[str, Any], theta: float | None) -> dict[str, Any]:
 
 
 def _layer_ids(config: Config, facts: VerifierFacts) -> list[int]:
-    ids = config.draft.layer_ids or config.verifier.draft.layer_ids or facts.default_layer_ids
-    n = facts.num_layers
+    stated = config.draft.layer_ids or config.verifier.draft.layer_ids
+    ids, n = stated or facts.default_layer_ids, facts.num_layers
+    if stated is None and ids != sorted(set(ids)):
+        raise EyasError(
+            f"{config.verifier.name} has {n} layers, too few for EAGLE-3's usual ids (2, n//2, n-3); "
+            "set draft.layer_ids, for instance [1, 2, 3]"
+        )
     if ids != sorted(set(ids)) or not all(0 <= id < n for id in ids):
         raise EyasError(
             f"draft.layer_ids={ids}: expected distinct ids in ascending order from 0 to {n - 1} "

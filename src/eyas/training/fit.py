@@ -81,8 +81,11 @@ class PackedData(lightning.LightningDataModule):
         )
 
 
-def fit(run: Run) -> None:
-    """Train the run's draft to its full length, from its newest complete checkpoint where there is one."""
+def fit(run: Run) -> bool:
+    """Train the run's draft to its full length, from its newest complete checkpoint where there is one.
+
+    Returns whether this process is the one that goes on: of several ranks, the first.
+    """
     config = load_config(run.config_file)
     num_devices = config.trainer.devices * config.trainer.num_nodes
     for name in ("lightning.pytorch", "lightning.fabric"):  # what they say, our own lines say
@@ -135,6 +138,7 @@ def fit(run: Run) -> None:
         print(f"train    {coverage_line(config, draft)}", flush=True)
         print(f"train    {f'resumes at step {step}' if newest else 'starts'}: {length}", flush=True)
     trainer.fit(module, data, ckpt_path=newest)
+    return trainer.is_global_zero and trainer.global_step >= data.num_steps
 
 
 def coverage_line(config: Config, draft: Draft) -> str:
