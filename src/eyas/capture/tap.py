@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import (
 from eyas.capture.modules import Modules, state_of
 from eyas.errors import EyasError
 from eyas.verifier.checkpoint import Checkpoint
-from eyas.verifier.facts import language_config
+from eyas.verifier.language import language_config
 from eyas.verifier.schema import Stream, Target, VerifierConfig
 
 

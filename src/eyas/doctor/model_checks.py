@@ -14,9 +14,9 @@ from eyas.capture.modules import Modules, find_modules
 from eyas.capture.parity import TIMES_WORSE, alternatives, compare, embeds, own_logits
 from eyas.capture.tap import load_verifier
 from eyas.config import Accelerator, Config
-from eyas.doctor.facts_checks import failure
 from eyas.doctor.findings import Finding, Verdict
 from eyas.doctor.prompts import token_ids
+from eyas.doctor.subject import failure
 from eyas.errors import EyasError
 from eyas.verifier.checkpoint import Checkpoint
 from eyas.verifier.facts import VerifierFacts

@@ -3,12 +3,12 @@
 import torch
 
 from eyas.config import Accelerator, Config
-from eyas.doctor.facts_checks import failure
 from eyas.doctor.findings import Finding, Verdict
+from eyas.doctor.subject import failure
 from eyas.errors import EyasError
 from eyas.stages import check_engines, verifier_facts
 from eyas.training.third_party import check
-from eyas.verifier.facts import quantization_block
+from eyas.verifier.language import quantization_block
 from eyas.verifier.locate import locate
 from eyas.verifier.tensors import read_tensor
 

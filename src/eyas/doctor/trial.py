@@ -23,7 +23,8 @@ from eyas.errors import EyasError
 from eyas.process import child_main
 from eyas.verifier.checkpoint import Checkpoint
 from eyas.verifier.detect import Reading
-from eyas.verifier.facts import Arithmetic, candidates, descend, resolve_arithmetic, resolve_embedding
+from eyas.verifier.facts import Arithmetic, resolve_arithmetic, resolve_embedding
+from eyas.verifier.language import candidates, descend
 from eyas.verifier.schema import NormCast, NormKind, Target, VerifierConfig
 from eyas.verifier.teacher import Teacher, normalise
 

@@ -14,7 +14,7 @@ import yaml
 
 from eyas.errors import EyasError
 from eyas.verifier.checkpoint import Checkpoint
-from eyas.verifier.facts import candidates, descend, language_config
+from eyas.verifier.language import candidates, descend, language_config
 from eyas.verifier.library import Entry, entry_for
 from eyas.verifier.schema import VerifierConfig
 
