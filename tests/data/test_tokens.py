@@ -9,7 +9,8 @@ import torch
 
 from eyas.config import Config
 from eyas.data.conversations import Conversation
-from eyas.data.tokens import load_tokens, prepare, render
+from eyas.data.render import render
+from eyas.data.tokens import load_tokens, prepare
 from eyas.errors import EyasError
 from eyas.stages import tokens_artifact
 from eyas.verifier.checkpoint import Checkpoint
