@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from eyas.config import Config, Engine
+from eyas.doctor.family import model_type
 from eyas.doctor.findings import Finding, Verdict
 from eyas.doctor.subject import EXPECTED, Check, Subject, failure
 from eyas.draft.shape import Shape, resolve_shape
@@ -44,11 +45,11 @@ def _run(name: str, check: Check, subject: Subject) -> Finding:
 
 
 def config_path(it: Subject) -> Finding:
-    model_type = it.facts.language_config.get("model_type", "no model_type")
+    kind = it.facts.language_config.get("model_type", "no model_type")
     where = it.verifier.config.path or "the top level"
     if it.facts.language_config is not it.checkpoint.config and not it.verifier.config.path:
         where = "the only nested one"
-    found = f"{model_type} at {where}: {it.facts.hidden_size} wide, vocabulary {it.facts.vocab_size}"
+    found = f"{kind} at {where}: {it.facts.hidden_size} wide, vocabulary {it.facts.vocab_size}"
     return Finding(name="p01_config_path", verdict=Verdict.ok, found=found)
 
 
@@ -202,7 +203,7 @@ def index_layers(checkpoint: Checkpoint, embedding_key: str) -> tuple[str, int] 
 
 def remote_code(it: Subject) -> Finding:
     trusted, shipped = it.verifier.trust_remote_code, it.checkpoint.config.get("auto_map")
-    model_type = str(it.checkpoint.config.get("model_type"))
+    kind = str(it.checkpoint.config.get("model_type"))
     if not shipped:
         allowed = [name for name, value in vars(trusted).items() if value and name != "tokenizer"]
         if allowed:
@@ -216,12 +217,12 @@ def remote_code(it: Subject) -> Finding:
         return Finding(name="p12_remote_code", verdict=Verdict.ok, found="the checkpoint's own code runs, as allowed")
     from transformers import CONFIG_MAPPING  # seconds, seldom needed
 
-    if model_type in CONFIG_MAPPING or it.config.capture.engine is not Engine.transformers:
+    if kind in CONFIG_MAPPING or it.config.capture.engine is not Engine.transformers:
         return Finding(name="p12_remote_code", verdict=Verdict.ok, found="shipped, not allowed, and not needed")
     return Finding(
         name="p12_remote_code",
         verdict=Verdict.fail,
-        found=f"transformers does not know model type {model_type}, and the checkpoint's own code is not allowed to run",
+        found=f"transformers does not know model type {kind}, and the checkpoint's own code is not allowed to run",
         expected="code is trusted explicitly where it is needed",
         fix="read the code, then set verifier.trust_remote_code={config: true, model: true}",
     )
@@ -326,6 +327,7 @@ ROWS: dict[str, Check] = {
     "p11_num_layers": num_layers,
     "p12_remote_code": remote_code,
     "p13_draft_shape": draft_shape,
+    "model_type": model_type,
     "engine": engine,
     "evidence": evidence,
 }
