@@ -10,6 +10,8 @@ from omegaconf import OmegaConf
 from eyas.config import flatten
 
 CONF = "eyas.conf"
+MANY = 20
+"""Options of a group that are worth listing whole."""
 
 
 def explain(error: BaseException) -> str:
@@ -23,7 +25,9 @@ def explain(error: BaseException) -> str:
         group, _, option = match[1].rpartition("/")
         options = match[2].split()
         wrong = f"{group}={option}: there is no such option{_nearest(option, options)}"
-        return f"{wrong}; {group} has: {', '.join(sorted(options))}"
+        shown = sorted(options) if len(options) <= MANY else difflib.get_close_matches(option, options, n=5, cutoff=0)
+        more = f" and {len(options) - len(shown)} more" if len(options) > len(shown) else ""
+        return f"{wrong}; {group} has: {', '.join(shown)}{more}"
     if type(root) is AttributeError:  # OmegaConf's, where a mapping overrides a section that is null
         return "a mapping on the command line can't replace a section that is null: set it in a YAML (--config-dir)"
     if "Config group override must be a string" in first_line:
