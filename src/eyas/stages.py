@@ -49,8 +49,7 @@ def parity_file(config: Config) -> Path:
 
     The states themselves do not depend on it: a corrected norm needs no second capture, but a second proof.
     """
-    facts = verifier_facts(config)
-    reading = fingerprint("parity", to_dict(facts.arithmetic) | {"tensors": [it.key for it in facts.tensors]}, {})
+    reading = fingerprint("parity", _reading(verifier_facts(config)), {})
     return states_artifact(config).directory / f"parity-{reading[:12]}.json"
 
 
@@ -68,13 +67,22 @@ def run_identity(config: Config) -> dict[str, Any]:
         "keep_checkpoints",
     ):
         del values["training"][key]
-    # Content, not places: a moved file is the same data, a changed one is not.
-    del values["data"]["path"], values["verifier"]["path"], values["verifier"]["revision"]
-    values["verifier"]["weights"] = locate(config.verifier).identity
+    # Content, not places: a moved file is the same data, a changed one is not; a YAML that says the same in other words too.
+    del values["data"]["path"]
+    values["verifier"] = {
+        "weights": locate(config.verifier).identity,
+        **_reading(verifier_facts(config)),
+        **{key: values["verifier"][key] for key in ("draft", "chat", "stop_token_ids")},
+    }
     if config.draft.init is not None and Path(config.draft.init).is_dir():
         values["draft"]["init"] = {file.name: sha256_of(file) for file in sorted(Path(config.draft.init).glob("*.*"))}
     values["data"]["tokens"] = tokens_artifact(config).fingerprint
     return values
+
+
+def _reading(facts: VerifierFacts) -> dict[str, Any]:
+    """How the teacher is made of the checkpoint."""
+    return {"arithmetic": to_dict(facts.arithmetic), "tensors": [stored.key for stored in facts.tensors]}
 
 
 def check_engines(config: Config) -> None:
