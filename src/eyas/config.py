@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from eyas.data.shapes import FIELDS, Shape
 from eyas.errors import EyasError
 from eyas.verifier.schema import VerifierConfig
 
@@ -64,7 +65,23 @@ class DataConfig:
 
     name: str = MISSING
     path: str = MISSING
-    """A JSONL file with `conversations` or `messages` on each line; `conf:` in front means beside these YAML files."""
+    """A file, a glob, a directory or owner/name of the hub; `conf:` in front means beside these YAML files."""
+    split: str | None = MISSING
+    """Of a data set of the hub, or saved by `datasets`; null: its only one."""
+    config: str | None = MISSING
+    """The hub's subset; null: its default."""
+    shape: Shape | None = MISSING
+    """What a row holds; null: detected from the columns and printed."""
+    columns: dict[str, str] = MISSING
+    """Our field -> the data's column, where the names differ: {prompt: question, response: answer}."""
+    drop_media: bool = MISSING
+    """Drop image, audio and video parts and keep the text around them; false: such rows are bad rows."""
+    deduplicate: bool = MISSING
+    """Keep the first of conversations that are exactly alike."""
+    max_bad_rows: float = MISSING
+    """So many rows may be unusable (below 1: such a share); they are counted by reason, and one more stops the run."""
+    max_row_bytes: int = MISSING
+    """A longer line or array element is a bad row, never read whole."""
     num_held_out: int = MISSING
     """The first so many conversations are never trained on: they validate and evaluate."""
     max_length: int = MISSING
@@ -73,6 +90,15 @@ class DataConfig:
     def __post_init__(self) -> None:
         _at_least("data.num_held_out", self.num_held_out, 1)
         _at_least("data.max_length", self.max_length, 4)
+        _at_least("data.max_row_bytes", self.max_row_bytes, 1)
+        if not 0 <= self.max_bad_rows < float("inf"):
+            raise EyasError(f"data.max_bad_rows={self.max_bad_rows}: expected a number of rows, or a share below 1")
+        fields = {name for shape in ([self.shape] if self.shape else FIELDS) for name in FIELDS[shape]}
+        if unknown := sorted({*self.columns} - fields):
+            raise EyasError(
+                f"data.columns.{unknown[0]}: there is no such field"
+                f"{f' in shape {self.shape.name}' if self.shape else ''}; expected {', '.join(sorted(fields))}"
+            )
 
 
 @dataclass(kw_only=True)

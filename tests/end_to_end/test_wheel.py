@@ -38,7 +38,7 @@ def test_a_wheel_prints_its_composed_config(tmp_path: Path) -> None:
     data = call(
         python,
         "-c",
-        "from eyas.data.conversations import *; print(conversations_file('conf:data/demo.jsonl'))",
+        "from importlib.resources import files; print(files('eyas.conf') / 'data/demo.jsonl')",
         cwd=tmp_path,
     )
     assert Path(data.strip()).stat().st_size > 100_000

@@ -5,24 +5,18 @@ longer than the limit is skipped without being held. What is wrong with one row 
 of the file unreadable (a cut archive, a broken array) is an EyasError, so that no row is ever lost in silence.
 """
 
-import bz2
 import csv
-import gzip
-import io
 import json
-import lzma
-import re
 import reprlib
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from eyas.data.streams import DECOMPRESSORS, STREAM_ERRORS, cut_elements, cut_lines, opened
 from eyas.errors import EyasError
 
-CHUNK = 1 << 20
 ROWS_PER_BATCH = 256
 
 
@@ -115,12 +109,14 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
 
 def file_format(file: Path) -> str | None:
     """The suffix that says how a file is read, compression aside; None: it is not one of ours."""
-    suffix = Path(file.stem).suffix if file.suffix in _DECOMPRESSORS else file.suffix
-    return suffix if suffix in _READERS else None
+    compressed = file.suffix in DECOMPRESSORS
+    suffix = Path(file.stem).suffix if compressed else file.suffix
+    # Parquet is read from its end and compresses within.
+    return suffix if suffix in _READERS and not (compressed and suffix == ".parquet") else None
 
 
 def known_suffixes() -> str:
-    return f"{' '.join(_READERS)} (each but Parquet also with {' '.join(_DECOMPRESSORS)})"
+    return f"{' '.join(_READERS)} (each but Parquet also with {' '.join(DECOMPRESSORS)})"
 
 
 def read_file(file: Path, max_row_bytes: int) -> Iterator[RawRow | BadRow]:
@@ -135,7 +131,7 @@ def read_file(file: Path, max_row_bytes: int) -> Iterator[RawRow | BadRow]:
         for row in reader(file, max_row_bytes):
             number += 1
             yield row
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+    except STREAM_ERRORS as error:
         raise EyasError(
             f"{file}: can't be read past row {number} ({_first_line(error)}); it is cut short, damaged or not what its "
             "name says: fetch or write it again"
@@ -163,30 +159,31 @@ def _python_rows(table: Any) -> list[Any]:
 
 
 def _read_lines(file: Path, limit: int) -> Iterator[RawRow | BadRow]:
-    with _opened(file) as stream:
-        for number, line in _lines(stream, limit):
+    with opened(file) as stream:
+        for number, line in cut_lines(stream, limit):
             if line is None or line.strip():
                 yield _parsed(f"{file}:{number}", line, limit)
 
 
 def _read_json(file: Path, limit: int) -> Iterator[RawRow | BadRow]:
     """One array of rows, or, as many tools write it, one object a line."""
-    with _opened(file) as stream:
+    with opened(file) as stream:
         start = stream.peek(4096).removeprefix(b"\xef\xbb\xbf").lstrip()  # a whole buffer of blanks is no array
     if not start.startswith(b"["):
         yield from _read_lines(file, limit)
         return
-    with _opened(file) as stream:
-        for number, element in enumerate(_elements(stream, limit, file), start=1):
+    with opened(file) as stream:
+        for number, element in enumerate(cut_elements(stream, limit), start=1):
             yield _parsed(f"{file} row {number}", element, limit)
 
 
 def _read_csv(file: Path, limit: int) -> Iterator[RawRow | BadRow]:
     """Rows as objects of strings, named by the first line."""
     csv.field_size_limit(limit)
-    with _opened(file) as stream:
+    with opened(file) as stream:
         lines = _TextLines(stream, limit)
-        records = csv.reader(lines, delimiter="\t" if ".tsv" in file.suffixes else ",")
+        # strict: an open quote at the file's end is an error, not a field that swallowed the rows after it
+        records = csv.reader(lines, delimiter="\t" if file_format(file) == ".tsv" else ",", strict=True)
         names: list[str] | None = None
         while True:
             lines.begin()
@@ -221,7 +218,7 @@ class _TextLines:
     """Lines for csv.reader, which may take several for one record; what is wrong with them is remembered."""
 
     def __init__(self, stream: BinaryIO, limit: int) -> None:
-        self.lines = _lines(stream, limit)
+        self.lines = cut_lines(stream, limit)
         self.number = 0
         self.problem: tuple[Reason, str] | None = None
 
@@ -266,129 +263,10 @@ def _parsed(where: str, content: bytes | None, limit: int) -> RawRow | BadRow:
 _TOO_LONG = "longer than data.max_row_bytes; remove the row or raise the limit"
 
 
-def _lines(stream: BinaryIO, limit: int) -> Iterator[tuple[int, bytes | None]]:
-    """(number, line); None for a line over the limit."""
-    number = 0
-    while line := stream.readline(limit + 1):
-        number += 1
-        if len(line) > limit and not line.endswith(b"\n"):
-            while (rest := stream.readline(CHUNK)) and not rest.endswith(b"\n"):
-                pass
-            yield number, None
-        else:
-            yield number, line
-
-
-# A whole string, a bracket, a comma, or the quote of a string that goes on past what was read.
-_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{},]|"', re.DOTALL)
-
-
-def _elements(stream: BinaryIO, limit: int, file: Path) -> Iterator[bytes | None]:
-    """The bytes of each element of a JSON array; None for one over the limit.
-
-    Cut out first and parsed one by one: a bad element costs itself and not the array, and none is held beyond the limit.
-    """
-    buffer = stream.read(CHUNK).removeprefix(b"\xef\xbb\xbf")
-    start = position = buffer.index(b"[") + 1
-    depth = count = 0
-    too_long = False
-    while True:
-        token = _TOKEN.search(buffer, position)
-        if token is None or token[0] == b'"':
-            position = len(buffer) if token is None else token.start()
-            if too_long or len(buffer) - start > limit:
-                too_long = True
-                # Only how the rest begins matters: outside a string, or inside one (after half an escape, maybe).
-                tail = b"" if token is None else b'"' + b"\\" * ((len(buffer) - len(buffer.rstrip(b"\\"))) % 2)
-                buffer, start, position = tail, 0, 0
-            chunk = stream.read(max(CHUNK, min(len(buffer) - start, limit)))
-            if not chunk:
-                raise EOFError(f"the array is not closed; it ends inside row {count + 1}")
-            buffer, position, start = buffer[start:] + chunk, position - start, 0
-            continue
-        position = token.end()
-        if token[0] in (b"[", b"{"):
-            depth += 1
-        elif depth and token[0] in (b"]", b"}"):
-            depth -= 1
-        elif not depth and len(token[0]) == 1:
-            element = buffer[start : token.start()]
-            if token[0] == b"," or count or element.strip() or too_long:
-                count += 1
-                yield None if too_long or len(element) > limit else element
-            start, too_long = position, False
-            if token[0] == b"]":
-                break
-            if token[0] == b"}":
-                raise OSError(f"a stray }} after row {count}")
-    if buffer[position:].strip() or any(chunk.strip() for chunk in iter(lambda: stream.read(CHUNK), b"")):
-        raise OSError("there is more after the array's end")
-
-
-def _opened(file: Path) -> io.BufferedReader:
-    if file.suffix not in _DECOMPRESSORS:
-        return file.open("rb")
-    return io.BufferedReader(cast(io.RawIOBase, _DECOMPRESSORS[file.suffix](file)), CHUNK)
-
-
-def _zst(file: Path) -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        raise EyasError(f"{file}: .zst needs a package that is not installed: pip install zstandard") from None
-    return _ZstFile(file, zstandard)
-
-
-class _ZstFile(io.RawIOBase):
-    """zstandard's own reader ends a cut file without a word; this one says so."""
-
-    def __init__(self, file: Path, zstandard: Any) -> None:
-        self.file, self.zstandard = file.open("rb"), zstandard
-        self.frame: Any = None
-        self.rest = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self.file.close()
-        super().close()
-
-    def readinto(self, into: Any) -> int:
-        while not self.rest:
-            content = self.file.read(4096)  # small: what it expands to is held
-            if not content:
-                if self.frame is not None:
-                    raise EOFError("the compressed file ended before its end-of-stream marker")
-                return 0
-            self.rest = self._expanded(content)
-        size = min(len(into), len(self.rest))
-        into[:size], self.rest = self.rest[:size], self.rest[size:]
-        return size
-
-    def _expanded(self, content: bytes) -> bytes:
-        expanded = b""
-        while content:
-            self.frame = self.frame or self.zstandard.ZstdDecompressor().decompressobj()
-            try:
-                expanded += self.frame.decompress(content)
-            except self.zstandard.ZstdError as error:
-                raise OSError(str(error)) from None
-            content = self.frame.unused_data if self.frame.eof else b""
-            self.frame = None if self.frame.eof else self.frame
-        return expanded
-
-
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
-_DECOMPRESSORS: dict[str, Callable[[Path], Any]] = {
-    ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
-    ".zst": _zst,
-}
 _READERS: dict[str, Callable[[Path, int], Iterator[RawRow | BadRow]]] = {
     ".jsonl": _read_lines,
     ".ndjson": _read_lines,

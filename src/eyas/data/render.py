@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from eyas.data.boundaries import tokenize
 from eyas.data.conversations import Conversation
-from eyas.data.spans import MARKS, Chat, Span, tokenize
+from eyas.data.spans import MARKS, Chat, Span
 from eyas.errors import EyasError
 
 if TYPE_CHECKING:
@@ -107,25 +108,33 @@ def _check_tokenizer(chat: Chat) -> None:
 
 
 def _check_marks(chat: Chat, span: Span) -> None:
-    """Compare with the template's own `{% generation %}` marks: the answer's tokens must be marked, those before not.
+    """Compare with the template's own `{% generation %}` marks: the answer's tokens are marked, those of a question not.
 
     Tolerated: a closing token that isn't marked, marks on what the generation prompt forces, and marks on what the
     template adds after the stop token.
     """
     messages = list(chat.messages[: span.turn + 1])
-    marked = chat.tokenizer.apply_chat_template(
+    marked: Any = chat.tokenizer.apply_chat_template(
         messages, return_dict=True, return_assistant_tokens_mask=True, **chat.kwargs
     )
     marks: list[int] = marked["assistant_masks"]
-    header = chat.text(messages[:-1])
-    opening = len(header) if span.text.startswith(header) else span.start
-    ids, (first, start) = tokenize(chat.tokenizer, span.text, [opening, span.start], chat.where)
+    question, header = _question(chat, span)
+    ids, (first, last, start) = tokenize(chat.tokenizer, span.text, [question, header, span.start], chat.where)
     content = len(ids) - (chat.tokenizer.convert_ids_to_tokens(ids[-1]) in chat.stops)
-    earlier = next((i for i in reversed(range(first)) if not marks[i]), -1) + 1  # marks that run into the header
-    if all(marks[start:content]) and earlier == first:
+    if all(marks[start:content]) and not any(marks[first:last]):
         return
     raise EyasError(
-        f"{chat.where}: the template's {{% generation %}} marks disagree with its generation prompt on the answer of turn "
-        f"{span.turn + 1}: {content - start} tokens of it are the verifier's, {sum(marks[start:content])} of these are marked; "
-        "expected all: mend the template (verifier.chat.template) or remove its marks"
+        f"{chat.where}: the template's {{% generation %}} marks disagree with its generation prompt on turn {span.turn + 1}: "
+        f"of the answer's {content - start} tokens {sum(marks[start:content])} are marked, of those since the answer before "
+        f"{sum(marks[first:last])}; expected all and none: mend the template (verifier.chat.template) or remove its marks"
     )
+
+
+def _question(chat: Chat, span: Span) -> tuple[int, int]:
+    """Where what was asked since the answer before begins and ends, in the span's text; empty where that isn't known."""
+    earlier = [turn + 1 for turn, message in enumerate(chat.messages[: span.turn]) if message["role"] == "assistant"]
+    before = chat.text(chat.messages[: earlier[-1]]) if earlier else ""
+    asked = chat.text(chat.messages[: span.turn])
+    if not (span.text.startswith(before) and span.text.startswith(asked)):
+        return span.start, span.start
+    return min(len(before), span.start), min(len(asked), span.start)

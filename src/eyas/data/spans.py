@@ -7,7 +7,6 @@ is not the verifier's. It ends with the stop token, so what a template adds afte
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from eyas.data.conversations import Conversation
@@ -50,8 +49,7 @@ class Chat:
         self.messages: Messages = conversation.messages
         self.where = conversation.where
         self.cut = conversation.cut
-        tools = getattr(conversation, "tools", None)
-        self.kwargs = {**kwargs, "tools": tools} if tools else kwargs
+        self.kwargs = {**kwargs, "tools": conversation.tools} if conversation.tools else kwargs
         self.stops = [str(token) for token in tokenizer.convert_ids_to_tokens(list(stop_ids)) if token is not None]
 
     def text(self, messages: Messages, *, prompt: bool = False) -> str:
@@ -98,7 +96,7 @@ class Chat:
         message = self.messages[span.turn]
         content = message.get("content")
         *reasoning, visible = content.rpartition(END_OF_REASONING) if isinstance(content, str) else ("", "")
-        lead = visible[: len(visible) - len(visible.lstrip())]
+        lead = visible[: len(visible) - len(visible.lstrip())] if any(reasoning) else ""
         probed = self.text([*self.messages[: span.turn], {**message, "content": "".join([*reasoning, lead, PROBE])}])
         start = min(probed.find(PROBE), _common(probed, span.text))
         if start < span.start:  # a template may leave out the content of a turn that calls tools
@@ -117,18 +115,27 @@ class Chat:
 
     def _written(self, turn: int, prompt: str, answered: str, *, cut: bool) -> str:
         """The rendering up to the verifier's stop token, or without it where the answer was cut at a length limit."""
-        ends = [(answered.rfind(stop, len(prompt)), stop) for stop in self.stops]
-        position, stop = max(ends, default=(-1, ""))
-        if position >= 0 and self._closes(turn, prompt):
-            return answered[:position] if cut else answered[: position + len(stop)]
+        start, end = self._closing(turn, prompt, answered)
+        if start < len(answered):
+            return answered[:start] if cut else answered[:end]
         return answered if cut else answered + self._next_role(turn, answered)
 
-    def _closes(self, turn: int, prompt: str) -> bool:
-        """Whether the template ends the turn with a stop token, and not just the answer quotes one."""
-        if not any(stop in str(self.messages[turn]) for stop in self.stops):
-            return True
-        neutral = self.text([*self.messages[:turn], _without(self.messages[turn], self.stops)])
-        return any(stop in neutral[len(prompt) :] for stop in self.stops)
+    def _closing(self, turn: int, prompt: str, answered: str) -> tuple[int, int]:
+        """Where the stop token is with which the template ends the turn; the text's end twice where it does not.
+
+        It is the first one: some templates add another (an end of text) after it. But an answer may quote one, so then
+        the answer without its quotations tells what the template adds.
+        """
+        own = answered
+        if any(stop in str(self.messages[turn]) for stop in self.stops):
+            own = self.text([*self.messages[:turn], _without(self.messages[turn], self.stops)])
+        found = [(own.find(stop, len(prompt)), stop) for stop in self.stops]
+        position, stop = min(((at, stop) for at, stop in found if at >= 0), default=(len(own), ""))
+        if own is answered or not stop:
+            return (position, position + len(stop)) if stop else (len(answered), len(answered))
+        added = own[position:]
+        start = len(answered) - len(added) if answered.endswith(added) else answered.rfind(stop)
+        return start, start + len(stop)
 
     def _next_role(self, turn: int, answered: str) -> str:
         """The next turn's role token, where it is a stop token: what the verifier writes when no token closes a turn.
@@ -142,45 +149,6 @@ class Chat:
         start = len(answered) if following.startswith(answered) else 0
         position, role = max(((following.rfind(stop, start), stop) for stop in self.stops), default=(-1, ""))
         return role if position >= 0 else ""
-
-
-def tokenize(
-    tokenizer: "PreTrainedTokenizerBase", text: str, positions: Sequence[int], where: str
-) -> tuple[list[int], list[int]]:
-    """The text's ids, and how many of them come before each position. A token belongs to where it begins.
-
-    Three ways, the next where one fails: the pieces between positions encode to the same ids as the whole; the text up
-    to a position does; the tokenizer's offsets tell (a tokenizer may merge a prompt's end with the answer's beginning).
-
-    Raises:
-        EyasError: none of them can tell.
-    """
-    pieces = [text[start:end] for start, end in pairwise([0, *positions])]
-    ids, *encoded = _encode(tokenizer, [text, *pieces])
-    cuts = [0]
-    for piece in encoded:
-        cuts.append(cuts[-1] + len(piece))
-    if ids[: cuts[-1]] == [token for piece in encoded for token in piece]:
-        return ids, cuts[1:]
-    prefixes = _encode(tokenizer, [text[:position] for position in positions])
-    if all(ids[: len(prefix)] == prefix for prefix in prefixes):
-        return ids, [len(prefix) for prefix in prefixes]
-    if not tokenizer.is_fast:
-        raise EyasError(
-            f"{where}: the tokenizer merges the end of the prompt with the beginning of the answer, and without a fast "
-            "version it doesn't tell where tokens begin; expected a token boundary there: use a fast tokenizer"
-        )
-    offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-    # Some tokenizers trim white space from offsets, so a token begins no later than the one before it ends.
-    begins = [min(start, before) for (start, _), (_, before) in zip(offsets, [(0, 0), *offsets], strict=False)]
-    return ids, [sum(begin < position for begin in begins) for position in positions]
-
-
-def _encode(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> list[list[int]]:
-    ids: list[list[int]] = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)[
-        "input_ids"
-    ]
-    return ids
 
 
 def _common(a: str, b: str) -> int:

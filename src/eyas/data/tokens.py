@@ -20,7 +20,7 @@ from torch import Tensor
 
 from eyas.artifact import building, complete, read_manifest
 from eyas.config import Config, load_config
-from eyas.data.conversations import conversations_file, read_conversations
+from eyas.data.conversations import Conversation, read_conversations
 from eyas.data.render import Row, render
 from eyas.errors import EyasError
 from eyas.process import child_main
@@ -126,7 +126,9 @@ def _rows(
     config: Config, tokenizer: "PreTrainedTokenizerBase", stop_ids: Sequence[int], counts: Counter[str]
 ) -> Iterator[tuple[int, Row]]:
     """(conversation number, row) of every row with at least one supervised token, cut to data.max_length."""
-    for number, conversation in enumerate(read_conversations(conversations_file(config.data.path))):
+    for number, conversation in enumerate(read_conversations(config.data, counts)):
+        if not isinstance(conversation, Conversation):
+            raise EyasError(f"{conversation.where}: rows of text or tokens are not rendered yet; give conversations")
         counts["conversations"] += 1
         for row in render(tokenizer, conversation, config.verifier.chat.kwargs, stop_ids):
             kept = Row(row.input_ids[: config.data.max_length], row.loss_mask[: config.data.max_length])
