@@ -143,6 +143,14 @@ def test_it_is_under_ten_lines_of_yaml(name: str) -> None:
     assert not (ROOT / "conf" / "verifier" / f"{name}.yaml").exists()
 
 
+def test_another_norm_is_caught_before_any_state_is_kept(lab: Lab, added: Callable[..., list[str]]) -> None:
+    wrong = added("qwen3_next", "kind: rms_plus_one", "kind: rms")
+    done = lab.call("-m", "eyas.cli.main", "capture", *wrong, "name=wrong_norm")
+    assert_refused(done, "verifier.norm")
+    assert not list((lab.outputs / "store" / "states").glob("*/manifest.json"))
+    assert not (lab.outputs / "wrong_norm").exists()
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_new_verifier_trains(name: str, lab: Lab, added: Callable[..., list[str]]) -> None:
     done = lab.call("train.py", *added(name), f"name={name}")
