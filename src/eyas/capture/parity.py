@@ -100,6 +100,11 @@ def alternatives(teacher: Teacher, state_NH: Tensor, own_NV: Tensor) -> list[Alt
     return found
 
 
+def confusable(others: Sequence[Alternative], parity: Parity) -> list[Alternative]:
+    """The readings that are not clearly worse than the one that was measured."""
+    return [it for it in others if it.kl < TIMES_WORSE * parity.kl]
+
+
 def divergence(p_NV: Tensor, q_NV: Tensor) -> float:
     """Mean KL(p || q) of two sets of logits, in float64: near zero its float32 error is larger than it."""
     p_NV, q_NV = p_NV.double().log_softmax(-1), q_NV.double().log_softmax(-1)

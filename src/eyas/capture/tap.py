@@ -7,7 +7,7 @@ from typing import Any, Self, cast
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -84,11 +84,7 @@ def load_verifier(
             f"{checkpoint.directory} is read in the layout of {checkpoint.config_file}, which transformers does not load: "
             "set verifier.path to a directory with config.json"
         )
-    if (
-        checkpoint.config.get("auto_map")
-        and not trusted.model
-        and checkpoint.config.get("model_type") not in CONFIG_MAPPING
-    ):
+    if checkpoint.needs_its_own_code and not trusted.model:
         raise EyasError(
             f"{checkpoint.directory}: transformers does not know model type {checkpoint.config.get('model_type')}, and the "
             "checkpoint's own code is not allowed to run: read it, then set verifier.trust_remote_code="

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from eyas.artifact import building, complete, sha256_of, write_file
 from eyas.capture.modules import Modules, find_modules
-from eyas.capture.parity import TIMES_WORSE, Parity, alternatives, compare, own_logits
+from eyas.capture.parity import Parity, alternatives, compare, confusable, own_logits
 from eyas.capture.tap import Tap, load_verifier
 from eyas.config import Config, to_dict
 from eyas.data.store import Document, plan_shards, shard_name, write_shard
@@ -88,7 +88,7 @@ def check_parity(
     _, state_NH, own_NV = own_logits(model, modules, verifier, [row])
     own_NV, dtype = own_NV[:, : len(teacher.head)], teacher.head.dtype
     parity = compare(teacher(state_NH), own_NV, dtype)
-    nearer = [it.name for it in alternatives(teacher, state_NH, own_NV) if it.kl < TIMES_WORSE * parity.kl]
+    nearer = [it.name for it in confusable(alternatives(teacher, state_NH, own_NV), parity)]
     if nearer or not parity.holds(dtype):
         hint = f" (nearer: {', '.join(nearer)})" if nearer else ""
         raise EyasError(

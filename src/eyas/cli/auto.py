@@ -86,19 +86,24 @@ def open_directory(directory: Path) -> Checkpoint:
     return checkpoint
 
 
+def search_path(directories: Sequence[str]) -> list[str]:
+    """The override that makes Hydra look into these directories as well."""
+    paths = ",".join(f"file://{Path(directory).absolute()}" for directory in directories)
+    return [f"hydra.searchpath=[{paths}]"] if directories else []
+
+
 def verifier_composer(directories: Sequence[str]) -> Composer:
     """Compose verifiers alone, each option once."""
     ConfigStore.instance().store(name="schema", node=Config)
-    search = (
-        [f"hydra.searchpath=[{','.join(f'file://{Path(it).absolute()}' for it in directories)}]"] if directories else []
-    )
     composed: dict[str, DictConfig] = {}
 
     def compose(option: str, values: dict[str, Any]) -> VerifierConfig:
         try:
             if option not in composed:
                 with hydra.initialize_config_module(CONF, version_base="1.3"):
-                    composed[option] = hydra.compose("config", overrides=[*search, f"verifier={option}"]).verifier
+                    composed[option] = hydra.compose(
+                        "config", overrides=[*search_path(directories), f"verifier={option}"]
+                    ).verifier
             verifier = composed[option].copy()
             for key, value in values.items():
                 OmegaConf.update(verifier, key, value)

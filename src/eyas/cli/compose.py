@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from eyas.cli.auto import without_auto
+from eyas.cli.auto import search_path, without_auto
 from eyas.cli.explain import CONF, explain
 from eyas.config import Config, to_config
 from eyas.errors import EyasError
@@ -66,10 +66,9 @@ def compose(overrides: list[str], config_dirs: list[str]) -> Config:
         EyasError: an override that is wrong.
     """
     ConfigStore.instance().store(name="schema", node=Config)
-    search = [f"hydra.searchpath=[{','.join(f'file://{path}' for path in config_dirs)}]"] if config_dirs else []
     try:
         with hydra.initialize_config_module(CONF, version_base="1.3"):
-            return to_config(hydra.compose("config", overrides=[*search, *overrides]))
+            return to_config(hydra.compose("config", overrides=[*search_path(config_dirs), *overrides]))
     except (HydraException, OmegaConfBaseException, ValueError, AttributeError) as error:
         raise EyasError(explain(error)) from None
 

@@ -1,9 +1,4 @@
-"""Conversations -> `input_ids` and `loss_mask`, through the tokenizer's own chat template: the tokens stage.
-
-loss_mask is 1 where the verifier wrote the token. It comes from rendering each assistant turn with and without the
-answer, never from a pattern: what the answer adds to "rendered up to the generation prompt" is what the verifier wrote,
-up to its stop token. Where a template rewrites history (so that an earlier turn no longer looks as it did when it was
-written), each turn becomes a row of its own.
+"""Conversations -> `input_ids` and `loss_mask` (see `eyas.data.render`), and the token counts: the tokens stage.
 
 Run as `python -m eyas.data.tokens CONFIG`.
 """

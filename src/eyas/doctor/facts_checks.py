@@ -145,15 +145,13 @@ def vocabulary(it: Subject) -> Finding:
     found = f"tokenizer {size}, rows {rows}, draft {drafted}"
     if size > rows:
         fix = "the tokenizer belongs to another checkpoint: set verifier.tokenizer.path, or verifier.path"
-        return Finding(
-            name="p10_vocabulary", verdict=Verdict.fail, found=found, expected=EXPECTED["p10_vocabulary"], fix=fix
-        )
-    if usable < drafted < rows:
+    elif usable < drafted < rows:
         fix = f"draft.vocab_size={usable} at most, or null for every row"
-        return Finding(
-            name="p10_vocabulary", verdict=Verdict.fail, found=found, expected=EXPECTED["p10_vocabulary"], fix=fix
-        )
-    return Finding(name="p10_vocabulary", verdict=Verdict.ok, found=f"{found}, {rows - usable} rows of padding")
+    else:
+        return Finding(name="p10_vocabulary", verdict=Verdict.ok, found=f"{found}, {rows - usable} rows of padding")
+    return Finding(
+        name="p10_vocabulary", verdict=Verdict.fail, found=found, expected=EXPECTED["p10_vocabulary"], fix=fix
+    )
 
 
 def num_layers(it: Subject) -> Finding:
@@ -203,7 +201,6 @@ def index_layers(checkpoint: Checkpoint, embedding_key: str) -> tuple[str, int] 
 
 def remote_code(it: Subject) -> Finding:
     trusted, shipped = it.verifier.trust_remote_code, it.checkpoint.config.get("auto_map")
-    kind = str(it.checkpoint.config.get("model_type"))
     if not shipped:
         allowed = [name for name, value in vars(trusted).items() if value and name != "tokenizer"]
         if allowed:
@@ -215,14 +212,13 @@ def remote_code(it: Subject) -> Finding:
         return Finding(name="p12_remote_code", verdict=Verdict.ok, found="none in the checkpoint, none allowed")
     if trusted.config and trusted.model:
         return Finding(name="p12_remote_code", verdict=Verdict.ok, found="the checkpoint's own code runs, as allowed")
-    from transformers import CONFIG_MAPPING  # seconds, seldom needed
-
-    if kind in CONFIG_MAPPING or it.config.capture.engine is not Engine.transformers:
+    if it.config.capture.engine is not Engine.transformers or not it.checkpoint.needs_its_own_code:
         return Finding(name="p12_remote_code", verdict=Verdict.ok, found="shipped, not allowed, and not needed")
     return Finding(
         name="p12_remote_code",
         verdict=Verdict.fail,
-        found=f"transformers does not know model type {kind}, and the checkpoint's own code is not allowed to run",
+        found=f"transformers does not know model type {it.checkpoint.config.get('model_type')}, "
+        "and the checkpoint's own code is not allowed to run",
         expected="code is trusted explicitly where it is needed",
         fix="read the code, then set verifier.trust_remote_code={config: true, model: true}",
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eyas.capture.modules import Modules, find_modules
-from eyas.capture.parity import TIMES_WORSE, alternatives, compare, embeds, own_logits
+from eyas.capture.parity import TIMES_WORSE, alternatives, compare, confusable, embeds, own_logits
 from eyas.capture.tap import load_verifier
 from eyas.config import Accelerator, Config
 from eyas.doctor.findings import Finding, Verdict
@@ -99,7 +99,7 @@ def _parity(
     teacher = teacher.to(state_NH.device)
     parity = compare(teacher(state_NH), own_NV, dtype)
     others = alternatives(teacher, state_NH, own_NV)
-    near = [it for it in others if it.kl < TIMES_WORSE * parity.kl]
+    near = confusable(others, parity)
     found = f"{parity} ({str(dtype).removeprefix('torch.')})"
     if others:
         closest = min(others, key=lambda it: it.kl)

@@ -109,6 +109,15 @@ class Checkpoint:
             )
         return names
 
+    @cached_property
+    def needs_its_own_code(self) -> bool:
+        """It ships code, and transformers has none for its model type."""
+        if not self.config.get("auto_map"):
+            return False
+        from transformers import CONFIG_MAPPING  # seconds, seldom needed
+
+        return self.config.get("model_type") not in CONFIG_MAPPING
+
     @property
     def layout(self) -> str:
         """Which files are read, and which complete layout beside them is not."""

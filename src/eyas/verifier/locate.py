@@ -14,12 +14,18 @@ from eyas.verifier.schema import VerifierConfig
 
 
 def locate(verifier: VerifierConfig) -> Checkpoint:
-    """The verifier's checkpoint, which must exist (see `missing`).
+    """The verifier's checkpoint, which must exist (see `to_be_made`).
 
     Raises:
         EyasError: no such directory, or a hub id that can't be fetched.
     """
-    return _open_located(verifier)
+    files = verifier.files
+    if verifier.path is None:
+        return _open(made_directory(verifier), files.config, files.weights)
+    path = Path(verifier.path).expanduser()
+    if path.exists() or verifier.path.startswith((".", "/", "~")) or verifier.path.count("/") != 1:
+        return _open(path, files.config, files.weights)
+    return _fetch(verifier.path, verifier.revision, files.config, files.weights)
 
 
 def to_be_made(verifier: VerifierConfig) -> Path | None:
@@ -55,16 +61,6 @@ def gguf_file(package_file: str) -> Path:
     if not file.exists():
         raise EyasError(f"the installed package {package} holds no {name}; set verifier.path to a checkpoint")
     return file
-
-
-def _open_located(verifier: VerifierConfig) -> Checkpoint:
-    files = verifier.files
-    if verifier.path is None:
-        return _open(made_directory(verifier), files.config, files.weights)
-    path = Path(verifier.path).expanduser()
-    if path.exists() or verifier.path.startswith((".", "/", "~")) or verifier.path.count("/") != 1:
-        return _open(path, files.config, files.weights)
-    return _fetch(verifier.path, verifier.revision, files.config, files.weights)
 
 
 @cache
