@@ -36,7 +36,7 @@ def tiny(tmp_path: Path) -> Callable[..., Config]:
     """A configuration of the tiny verifier whose outputs go to the test's own directory."""
 
     def composed(*overrides: str) -> Config:
-        return compose(["verifier=tiny_llama", f"outputs={tmp_path}/outputs", *overrides], [])
+        return compose(["verifier=tiny_llama", f"outputs={tmp_path}/outputs", "data.num_processes=1", *overrides], [])
 
     return composed
 

@@ -1,4 +1,4 @@
-"""The configuration: one dataclass per group of `conf/`, checked once at the border (the verifier's: `verifier/schema.py`).
+"""The configuration: one dataclass per group of `conf/`, checked once at the border (large ones: `verifier/schema.py`, `data/schema.py`).
 
 Everything here is imported before a configuration is known to be right, so nothing here may import torch.
 Field = YAML key = argument, spelled alike everywhere; every default a user can see stands in `conf/`.
@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from eyas.data.shapes import FIELDS, Shape
-from eyas.errors import EyasError
+from eyas.data.schema import DataConfig
+from eyas.errors import EyasError, at_least
 from eyas.verifier.schema import VerifierConfig
 
 
@@ -60,48 +60,6 @@ class Engine(Enum):
 
 
 @dataclass(kw_only=True)
-class DataConfig:
-    """Conversations whose assistant turns the verifier wrote."""
-
-    name: str = MISSING
-    path: str = MISSING
-    """A file, a glob, a directory or owner/name of the hub; `conf:` in front means beside these YAML files."""
-    split: str | None = MISSING
-    """Of a data set of the hub, or saved by `datasets`; null: its only one."""
-    config: str | None = MISSING
-    """The hub's subset; null: its default."""
-    shape: Shape | None = MISSING
-    """What a row holds; null: detected from the columns and printed."""
-    columns: dict[str, str] = MISSING
-    """Our field -> the data's column, where the names differ: {prompt: question, response: answer}."""
-    drop_media: bool = MISSING
-    """Drop image, audio and video parts and keep the text around them; false: such rows are bad rows."""
-    deduplicate: bool = MISSING
-    """Keep the first of conversations that are exactly alike."""
-    max_bad_rows: float = MISSING
-    """So many rows may be unusable (below 1: such a share); they are counted by reason, and one more stops the run."""
-    max_row_bytes: int = MISSING
-    """A longer line or array element is a bad row, never read whole."""
-    num_held_out: int = MISSING
-    """The first so many conversations are never trained on: they validate and evaluate."""
-    max_length: int = MISSING
-    """Tokens of a conversation that are kept; the rest is cut and counted."""
-
-    def __post_init__(self) -> None:
-        _at_least("data.num_held_out", self.num_held_out, 1)
-        _at_least("data.max_length", self.max_length, 4)
-        _at_least("data.max_row_bytes", self.max_row_bytes, 1)
-        if not 0 <= self.max_bad_rows < float("inf"):
-            raise EyasError(f"data.max_bad_rows={self.max_bad_rows}: expected a number of rows, or a share below 1")
-        fields = {name for shape in ([self.shape] if self.shape else FIELDS) for name in FIELDS[shape]}
-        if unknown := sorted({*self.columns} - fields):
-            raise EyasError(
-                f"data.columns.{unknown[0]}: there is no such field"
-                f"{f' in shape {self.shape.name}' if self.shape else ''}; expected {', '.join(sorted(fields))}"
-            )
-
-
-@dataclass(kw_only=True)
 class CaptureConfig:
     """Who produces the verifier's hidden states, and how they are stored."""
 
@@ -114,8 +72,8 @@ class CaptureConfig:
     """Tokens in one file of the store; a killed capture resumes after the last whole file."""
 
     def __post_init__(self) -> None:
-        _at_least("capture.tokens_per_batch", self.tokens_per_batch, 1)
-        _at_least("capture.tokens_per_shard", self.tokens_per_shard, 1)
+        at_least("capture.tokens_per_batch", self.tokens_per_batch, 1)
+        at_least("capture.tokens_per_shard", self.tokens_per_shard, 1)
 
 
 @dataclass(kw_only=True)
@@ -145,9 +103,9 @@ class DraftConfig:
     """With `init`: keep that draft's vocabulary, or choose from this data and carry rows over by token id."""
 
     def __post_init__(self) -> None:
-        _at_least("draft.num_layers", self.num_layers, 1)
+        at_least("draft.num_layers", self.num_layers, 1)
         if self.vocab_size is not None:
-            _at_least("draft.vocab_size", self.vocab_size, 1)
+            at_least("draft.vocab_size", self.vocab_size, 1)
         if self.norm_before_fc and self.fc_norm:
             raise EyasError(
                 "draft.norm_before_fc and draft.fc_norm are both true: they exclude each other, set one to false"
@@ -182,9 +140,9 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         for key in ("unroll_steps", "row_length", "rows_per_step", "log_every_n_steps", "validate_every_n_steps"):
-            _at_least(f"training.{key}", getattr(self, key), 1)
-        _at_least("training.checkpoint_every_n_steps", self.checkpoint_every_n_steps, 1)
-        _at_least("training.keep_checkpoints", self.keep_checkpoints, 1)
+            at_least(f"training.{key}", getattr(self, key), 1)
+        at_least("training.checkpoint_every_n_steps", self.checkpoint_every_n_steps, 1)
+        at_least("training.keep_checkpoints", self.keep_checkpoints, 1)
         if self.clip_norm <= 0 or (self.epochs or 1) <= 0 or (self.max_steps is not None and self.max_steps < 1):
             raise EyasError(
                 f"training.clip_norm={self.clip_norm}, training.epochs={self.epochs}, training.max_steps={self.max_steps}: "
@@ -222,7 +180,7 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         for key in ("k", "num_prompts", "max_tokens"):
-            _at_least(f"evaluation.{key}", getattr(self, key), 1)
+            at_least(f"evaluation.{key}", getattr(self, key), 1)
 
 
 @dataclass(kw_only=True)
@@ -298,8 +256,3 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
     return flat
-
-
-def _at_least(key: str, value: int, least: int) -> None:
-    if value < least:
-        raise EyasError(f"{key}={value}: must be at least {least}")

@@ -60,11 +60,16 @@ def fail(error: object) -> NoReturn:
 
 
 def die_with_parent() -> None:
+    """Die when the supervisor is gone; in one of its children."""
+    parent = os.environ.pop(PARENT, None)  # popped: ranks that Lightning starts have another parent
+    die_with(os.getppid() if parent is None else int(parent))
+
+
+def die_with(parent: int) -> None:
     """Ask the kernel (Linux) to kill this process when its parent is gone, however that went."""
     if sys.platform != "linux":
         return
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    parent = os.environ.pop(PARENT, None)  # popped: ranks that Lightning starts have another parent
-    if parent is not None and os.getppid() != int(parent):
+    if os.getppid() != parent:
         fail("the process that started this one is gone")

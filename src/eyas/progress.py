@@ -4,16 +4,16 @@ import time
 
 
 class Progress:
-    """Prints `what  done/total unit  share  rate  time left`, at most every few seconds."""
+    """Prints `what  done/total unit  share  rate  time left`, at most every few seconds; a total may be unknown."""
 
-    def __init__(self, what: str, total: int, unit: str, *, done: int = 0, every_seconds: float = 10.0) -> None:
+    def __init__(self, what: str, total: int | None, unit: str, *, done: int = 0, every_seconds: float = 10.0) -> None:
         self.what, self.total, self.unit, self.every_seconds = what, total, unit, every_seconds
         self.done = self.done_before = done
         self.started = self.printed = time.monotonic()
 
     def advance(self, amount: int) -> None:
         self.done += amount
-        if time.monotonic() - self.printed >= self.every_seconds or self.done >= self.total:
+        if time.monotonic() - self.printed >= self.every_seconds or self.done == self.total:
             self.printed = time.monotonic()
             print(self.line(), flush=True)
 
@@ -23,6 +23,8 @@ class Progress:
         return (self.done - self.done_before) / max(time.monotonic() - self.started, 1e-9)
 
     def line(self) -> str:
+        if self.total is None:
+            return f"{self.what:<9}{self.done:,} {self.unit}  {self.rate:,.0f} {self.unit}/s"
         left = (self.total - self.done) / max(self.rate, 1e-9)
         end = f"{duration(left)} left" if self.done < self.total else f"in {duration(time.monotonic() - self.started)}"
         return (

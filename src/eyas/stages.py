@@ -8,7 +8,7 @@ from typing import Any
 
 from eyas.artifact import Artifact, fingerprint, sha256_of
 from eyas.config import Config, Engine, to_dict
-from eyas.data.conversations import reading_identity
+from eyas.data.mixture import mixture_identity
 from eyas.draft.shape import Shape, resolve_shape
 from eyas.errors import EyasError
 from eyas.verifier.facts import VerifierFacts, resolve
@@ -20,9 +20,8 @@ def tokens_artifact(config: Config) -> Artifact:
     """`input_ids` and `loss_mask` of every row: determined by the conversations, the tokenizer and the chat template."""
     checkpoint = locate(config.verifier)
     fields = {
-        "conversations": reading_identity(config.data),
-        "num_held_out": config.data.num_held_out,
-        "max_length": config.data.max_length,
+        "conversations": mixture_identity(config.data),
+        **{key: getattr(config.data, key) for key in ("max_length", "last_turn_only", "reasoning")},
         "tokenizer": tokenizer_identity(config.verifier, checkpoint),
         "chat": to_dict(config.verifier.chat),
         "vocab_size": verifier_facts(config).vocab_size,
@@ -68,8 +67,10 @@ def run_identity(config: Config) -> dict[str, Any]:
     ):
         del values["training"][key]
     # Content, not places: a moved file is the same data, a changed one is not; a YAML that says the same in other words too.
-    for key in ("path", "split", "config", "max_bad_rows"):
-        del values["data"][key]
+    for source in (values["data"], *values["data"]["mixture"].values()):
+        for key in ("path", "split", "config", "revision", "max_bad_rows"):
+            del source[key]
+    del values["data"]["num_processes"]
     values["verifier"] = {
         "weights": locate(config.verifier).identity,
         **_reading(verifier_facts(config)),

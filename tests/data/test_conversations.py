@@ -97,13 +97,6 @@ def test_too_many_bad_rows_stop_with_their_reasons(tmp_path: Path, limit: float,
     assert "data.jsonl:4" in str(it.value)
 
 
-def test_doubles_go_only_where_asked(tmp_path: Path) -> None:
-    same = GOOD.replace(": ", ":  ")
-    rows, counts = read(tmp_path, GOOD, same, GOOD.replace("Hi", "Ho"), deduplicate=True)
-    assert (len(rows), counts["duplicate_rows"], counts["rows"]) == (2, 1, 3)
-    assert len(read(tmp_path, GOOD, same)[0]) == 2
-
-
 def test_rows_of_two_shapes_are_refused_naming_both(tmp_path: Path) -> None:
     with pytest.raises(EyasError, match=r"messages \(.*data\.jsonl:1\), text \(.*data\.jsonl:2\); set data\.shape"):
         read(tmp_path, GOOD, '{"text": "x"}')
@@ -130,8 +123,8 @@ def test_identity_is_of_content_and_of_how_it_is_read(tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text(GOOD)
     plain = reading_identity(config(tmp_path / "a.jsonl"))
-    assert plain == reading_identity(config(tmp_path / "b.jsonl", max_bad_rows=3, num_held_out=5))
-    for changes in ({"shape": Shape.messages}, {"deduplicate": True}, {"drop_media": True}, {"max_row_bytes": 99}):
+    assert plain == reading_identity(config(tmp_path / "b.jsonl", max_bad_rows=3, held_out=5))
+    for changes in ({"shape": Shape.messages}, {"drop_media": True}, {"max_row_bytes": 99}):
         assert plain != reading_identity(config(tmp_path / "a.jsonl", **changes))
     both = reading_identity(config(tmp_path))
     (tmp_path / "b.jsonl").rename(tmp_path / "c.jsonl")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from speculators.models.eagle3 import Eagle3DraftModel
 
 from eyas.config import Config
-from eyas.data.tokens import prepare
+from eyas.data.prepare import prepare
 from eyas.draft.build import build_draft
 from eyas.draft.export import compare, load_draft, save
 from eyas.errors import EyasError

@@ -79,7 +79,7 @@ class Lab:
     def call(self, *command: str) -> "CompletedProcess[str]":
         """A command with the tiny experiment's settings and as little data as there can be."""
         settings = [
-            *("experiment=tiny", "trainer=cpu", "evaluation=none", "data=demo", "data.num_held_out=2"),
+            *("experiment=tiny", "trainer=cpu", "evaluation=none", "data=demo", "data.held_out=2"),
             *(f"data.path={self.directory}/sums.jsonl", f"outputs={self.outputs}"),
             *(
                 "training.epochs=null",

@@ -1,7 +1,7 @@
 """`eyas COMMAND ...`: the whole chain, or one stage of it.
 
     eyas train    key=value ...        conversations to a measured draft (as `python train.py`)
-    eyas prepare  key=value ...        conversations -> tokens and loss mask
+    eyas prepare  key=value ...        conversations -> tokens and loss mask, in figures and examples
     eyas capture  key=value ...        tokens -> the verifier's hidden states
     eyas doctor   key=value ...        every check of a verifier and a configuration, as a table and doctor.json
     eyas doctor   --list               the named verifiers and their facts
@@ -29,7 +29,7 @@ from eyas.run import Run
 
 COMPOSING: dict[str, Callable[[Composed], object]] = {
     "train": train.train,
-    "prepare": lambda composed: train.prepare(composed.config),
+    "prepare": lambda composed: train.show_tokens(composed.config),
     "capture": lambda composed: train.capture(composed.config),
     "doctor": lambda composed: train.doctor(composed.config),
 }

@@ -11,6 +11,7 @@ from eyas.artifact import read_manifest
 from eyas.cli.compose import Composed, from_command_line
 from eyas.compare.report import print_summary, write_report
 from eyas.config import Config, config_yaml, to_dict
+from eyas.data.report import changed, dropped, print_report, read_examples
 from eyas.errors import EyasError
 from eyas.process import run_child
 from eyas.run import Run
@@ -63,15 +64,20 @@ def prepare(config: Config) -> None:
     make_verifier(config)
     artifact = tokens_artifact(config)
     if not artifact.exists():
-        run_stage("eyas.data.tokens", config)
+        run_stage("eyas.data.prepare", config)
     counts = read_manifest(artifact.directory)["counts"]
     supervised = counts["train_supervised_tokens"] / counts["train_tokens"]
     rows = f"{counts['train_rows']:,} rows to train, {counts['held_out_rows']:,} held out"
-    lost = f"{counts['cut_rows']:,} cut at {config.data.max_length}, {counts['unsupervised_rows']:,} without an answer dropped"
-    print(
-        f"tokens   {artifact.directory}  {rows}; {counts['train_tokens']:,} tokens, {supervised:.0%} supervised; {lost}",
-        flush=True,
-    )
+    lost = "; ".join(f"{number} {why}" for number, why in [*dropped(counts), *changed(counts)])
+    tokens = f"{counts['train_tokens']:,} tokens, {supervised:.0%} supervised"
+    print(f"tokens   {artifact.directory}  {rows}; {tokens}{'; ' if lost else ''}{lost}", flush=True)
+
+
+def show_tokens(config: Config) -> None:
+    """The tokens stage, and what it made in figures and examples."""
+    prepare(config)
+    directory = tokens_artifact(config).directory
+    print_report(directory, read_manifest(directory)["counts"], read_examples(directory))
 
 
 def capture(config: Config) -> None:

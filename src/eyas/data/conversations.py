@@ -1,15 +1,12 @@
-"""Reading conversations: a source's rows, in their shape, without the bad and the double ones; each loss is counted."""
+"""Reading conversations: a source's rows, in their shape, without the bad ones; each loss is counted."""
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
-from eyas.config import DataConfig
 from eyas.data.formats import BadRow, RawRow, Reason, RowError
+from eyas.data.schema import SourceConfig
 from eyas.data.shapes import Conversation, Converter, Example, PlainText, Shape, TokenRow, detect_shape
 from eyas.data.sources import find_source, raw_rows, source_identity
 from eyas.data.turns import Turns
@@ -23,46 +20,41 @@ ROWS_BEFORE_A_SHARE = 1000
 """A share of bad rows is judged early only once so many rows are known."""
 
 
-def reading_identity(data: DataConfig) -> dict[str, Any]:
+def reading_identity(source: SourceConfig) -> dict[str, Any]:
     """Everything that determines what `read_conversations` yields; part of the tokens' fingerprint.
 
     Raises:
         EyasError: the source isn't there.
     """
     return {
-        "source": source_identity(find_source(data)),
-        "shape": data.shape.name if data.shape else None,
-        "columns": dict(data.columns),
-        "drop_media": data.drop_media,
-        "deduplicate": data.deduplicate,
-        "max_row_bytes": data.max_row_bytes,
+        "rows": source_identity(find_source(source)),
+        "shape": source.shape.name if source.shape else None,
+        "columns": dict(source.columns),
+        "drop_media": source.drop_media,
+        "max_row_bytes": source.max_row_bytes,
     }
 
 
-def read_conversations(data: DataConfig, counts: Counter[str]) -> Iterator[Example]:
+def read_conversations(source: SourceConfig, counts: Counter[str]) -> Iterator[Example]:
     """Yield the source's conversations in order.
 
-    `counts` gets `rows`, `bad_rows` and `bad_rows_<reason>`, `duplicate_rows`, `leading_answers_dropped`,
-    `media_parts_dropped`; rows = yielded + bad_rows + duplicate_rows.
+    `counts` gets `rows`, `bad_rows` and `bad_rows_<reason>`, `leading_answers_dropped`, `media_parts_dropped`;
+    rows = yielded + bad_rows.
 
     Raises:
         EyasError: nothing to read, an unclear shape, or more bad rows than data.max_bad_rows.
     """
-    rows = raw_rows(find_source(data), data.max_row_bytes)
-    head, shape = _detect(rows, data)
-    bad = _BadRows(data, counts)
-    convert = Converter(shape, data.columns, Turns(data.drop_media, counts))
-    seen: set[bytes] = set()
+    rows = raw_rows(find_source(source), source.max_row_bytes)
+    head, shape = _detect(rows, source)
+    bad = _BadRows(source, counts)
+    convert = Converter(shape, source.columns, Turns(source.drop_media, counts))
     for row in chain(head, rows):
+        bad.num_rows += 1
         counts["rows"] += 1
         example = _converted(row, convert)
         if isinstance(example, BadRow):
             bad.add(example)
-        elif data.deduplicate and (key := _key(example)) in seen:
-            counts["duplicate_rows"] += 1
         else:
-            if data.deduplicate:
-                seen.add(key)
             yield example
     bad.finish()
 
@@ -78,18 +70,18 @@ def _converted(row: RawRow | BadRow, convert: Converter) -> Example | BadRow:
         return BadRow(row.where, Reason.too_deep, "nested too deeply to be read; flatten or remove the row")
 
 
-def _detect(rows: Iterator[RawRow | BadRow], data: DataConfig) -> tuple[list[RawRow | BadRow], Shape]:
+def _detect(rows: Iterator[RawRow | BadRow], source: SourceConfig) -> tuple[list[RawRow | BadRow], Shape]:
     """The rows it took, and the shape that they have in common."""
     head: list[RawRow | BadRow] = []
     found: dict[Shape, str] = {}
     num_good = 0
     for row in rows:
         head.append(row)
-        if data.shape is not None:
-            return head, data.shape
+        if source.shape is not None:
+            return head, source.shape
         if isinstance(row, RawRow):
             try:
-                shape = detect_shape(row.value, data.columns)
+                shape = detect_shape(row.value, source.columns)
             except RowError as error:
                 raise EyasError(f"{row.where}: {error}") from None
             if shape is not None:
@@ -101,54 +93,49 @@ def _detect(rows: Iterator[RawRow | BadRow], data: DataConfig) -> tuple[list[Raw
     if len(found) > 1:
         places = ", ".join(f"{shape.name} ({where})" for shape, where in found.items())
         raise EyasError(
-            f"data.path={data.path}: rows of several shapes: {places}; set data.shape, or sort them into files"
+            f"data.path={source.path}: rows of several shapes: {places}; set data.shape, or sort them into files"
         )
     if not head:
-        raise EyasError(f"data.path={data.path}: not a single row; expected conversations")
+        raise EyasError(f"data.path={source.path}: not a single row; expected conversations")
     shape = next(iter(found), Shape.messages)  # of no shape at all: each row is then refused by name
     if found:
-        print(f"data     {data.path}  shape {shape.name}, by its columns", flush=True)
+        print(f"data     {source.path}  shape {shape.name}, by its columns", flush=True)
     return head, shape
-
-
-def _key(example: Example) -> bytes:
-    """The same for conversations that say the same, wherever they stand."""
-    values = asdict(example)
-    del values["where"]
-    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).digest()
 
 
 class _BadRows:
     """Counts and prints bad rows, and stops at too many."""
 
-    def __init__(self, data: DataConfig, counts: Counter[str]) -> None:
-        self.data = data
+    def __init__(self, source: SourceConfig, counts: Counter[str]) -> None:
+        self.source = source
         self.counts = counts
+        """Of all sources; a limit is this one's."""
+        self.found: Counter[Reason] = Counter()
         self.first: dict[Reason, BadRow] = {}
+        self.num_rows = 0
 
     def add(self, row: BadRow) -> None:
-        if self.data.max_bad_rows == 0:
+        if self.source.max_bad_rows == 0:
             raise EyasError(f"{row.where}: {row.detail}")
+        self.found[row.reason] += 1
+        self.first.setdefault(row.reason, row)
         self.counts["bad_rows"] += 1
         self.counts[f"bad_rows_{row.reason.name}"] += 1
-        self.first.setdefault(row.reason, row)
-        if self.counts["bad_rows"] <= ROWS_PRINTED:
+        if self.found.total() <= ROWS_PRINTED:
             print(f"bad row  {row.where}: {row.detail}", flush=True)
-        self._check(max(self.counts["rows"], ROWS_BEFORE_A_SHARE))
+        self._check(max(self.num_rows, ROWS_BEFORE_A_SHARE))
 
     def finish(self) -> None:
-        self._check(self.counts["rows"])
+        self._check(self.num_rows)
 
     def _check(self, num_rows: int) -> None:
-        limit = self.data.max_bad_rows
-        if self.counts["bad_rows"] <= (limit if limit >= 1 else limit * num_rows):
+        limit, num_bad = self.source.max_bad_rows, self.found.total()
+        if num_bad <= (limit if limit >= 1 else limit * num_rows):
             return
-        reasons = sorted(self.first, key=lambda reason: -self.counts[f"bad_rows_{reason.name}"])
         table = "; ".join(
-            f"{self.counts[f'bad_rows_{reason.name}']} {reason.value} (first {self.first[reason].where})"
-            for reason in reasons
+            f"{count} {reason.value} (first {self.first[reason].where})" for reason, count in self.found.most_common()
         )
         raise EyasError(
-            f"data.path={self.data.path}: {self.counts['bad_rows']} of {self.counts['rows']} rows are bad, more than "
+            f"data.path={self.source.path}: {num_bad} of {self.num_rows} rows are bad, more than "
             f"data.max_bad_rows={limit:g}: {table}; mend them or raise the limit"
         )

@@ -35,6 +35,7 @@ class Reason(Enum):
     media = "image, audio or video parts"
     tools = "tool calls of the wrong form"
     tokens = "ids or loss mask of the wrong form"
+    template = "refused by the chat template"
 
 
 class RowError(Exception):

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from eyas.artifact import sha256_of
-from eyas.config import DataConfig
 from eyas.data.formats import ROWS_PER_BATCH, BadRow, RawRow, batches, file_format, known_suffixes, read_file
+from eyas.data.schema import SourceConfig
 from eyas.errors import EyasError
 
 
@@ -43,24 +43,28 @@ class Hub:
     name: str
     config: str | None
     split: str | None
+    revision: str | None = None
 
 
 Source = Files | Saved | Hub
 
 
-def find_source(data: DataConfig) -> Source:
+def find_source(data: SourceConfig) -> Source:
     """What data.path means; nothing is read yet.
 
     Raises:
         EyasError: nothing is there, or nothing that we read.
     """
-    source = _source(data)
+    assert data.path is not None  # a mixture's own; nobody reads that
+    source = _source(data, data.path)
     if isinstance(source, Files) and data.split is not None:
         raise EyasError(
             f"data.split={data.split}: files have no splits; set it to null and name the files in data.path"
         )
     if not isinstance(source, Hub) and data.config is not None:
         raise EyasError(f"data.config={data.config}: only a data set of the hub has one, and {data.path} is none")
+    if not isinstance(source, Hub) and data.revision is not None:
+        raise EyasError(f"data.revision={data.revision}: only a data set of the hub has one, and {data.path} is none")
     return source
 
 
@@ -106,10 +110,10 @@ def _sha256(parts: tuple[Path, ...]) -> str:
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()
 
 
-def _source(data: DataConfig) -> Source:
-    path = Path(data.path).expanduser()
-    if data.path.startswith("conf:"):
-        path = Path(str(files("eyas.conf") / data.path.removeprefix("conf:")))
+def _source(data: SourceConfig, place: str) -> Source:
+    path = Path(place).expanduser()
+    if place.startswith("conf:"):
+        path = Path(str(files("eyas.conf") / place.removeprefix("conf:")))
     if path.is_dir():
         return _directory(path, data)
     if path.is_file():
@@ -120,8 +124,8 @@ def _source(data: DataConfig) -> Source:
         )
     if glob.has_magic(str(path)):
         return _files(sorted(it for it in map(Path, _glob(str(path))) if it.is_file()), data)
-    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", data.path, re.ASCII) and file_format(path) is None:
-        return Hub(data.path, data.config, data.split)
+    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", place, re.ASCII) and file_format(path) is None:
+        return Hub(place, data.config, data.split, data.revision)
     raise EyasError(
         f"data.path={data.path}: there is no such file; expected a file or directory of conversations, a glob, or a "
         "data set of the hub as owner/name"
@@ -132,7 +136,7 @@ def _glob(pattern: str) -> list[str]:
     return glob.glob(pattern, recursive=True)  # noqa: PTH207  Path.glob takes no absolute pattern
 
 
-def _directory(directory: Path, data: DataConfig) -> Source:
+def _directory(directory: Path, data: SourceConfig) -> Source:
     if any((directory / name).is_file() for name in ("dataset_dict.json", "state.json")):
         return Saved(directory, data.split)
     parts = [
@@ -143,7 +147,7 @@ def _directory(directory: Path, data: DataConfig) -> Source:
     return _files(sorted(parts, key=lambda it: it.relative_to(directory).as_posix()), data)
 
 
-def _files(parts: list[Path], data: DataConfig) -> Files:
+def _files(parts: list[Path], data: SourceConfig) -> Files:
     if not parts:
         raise EyasError(f"data.path={data.path}: no file of conversations there; expected {known_suffixes()}")
     for part in parts:
@@ -166,7 +170,7 @@ def _dataset(source: Saved | Hub) -> Any:
     place = source.name if isinstance(source, Hub) else str(source.directory)
     try:
         if isinstance(source, Hub):
-            found = datasets.load_dataset(source.name, source.config, split=source.split)
+            found = datasets.load_dataset(source.name, source.config, split=source.split, revision=source.revision)
         else:
             found = datasets.load_from_disk(str(source.directory))
     except Exception as error:  # whatever the network, the cache, or any of its file readers raises
@@ -177,6 +181,7 @@ def _dataset(source: Saved | Hub) -> Any:
             [repr(source.name)]
             + ([repr(source.config)] if source.config else [])
             + ([f"split={source.split!r}"] if source.split else [])
+            + ([f"revision={source.revision!r}"] if source.revision else [])
         )
         raise EyasError(
             f"data.path={place}: there is no such path, and the hub's data set can't be loaded ({why}); with a network, "

@@ -24,6 +24,10 @@ MARKS = re.compile(r"\{%-?\s*generation\b")
 Messages = Sequence[dict[str, Any]]
 
 
+class RefusedError(EyasError):
+    """The chat template doesn't take this conversation; it may take others."""
+
+
 @dataclass(frozen=True)
 class Span:
     """What the verifier wrote of one turn, as positions in the text of the conversation rendered up to that turn."""
@@ -56,14 +60,14 @@ class Chat:
         """The messages as the template renders them.
 
         Raises:
-            EyasError: the template refuses them.
+            RefusedError: the template refuses them.
         """
         try:
             rendered = self.tokenizer.apply_chat_template(
                 list(messages), add_generation_prompt=prompt, tokenize=False, **self.kwargs
             )
         except Exception as error:  # a template is somebody's program; what it raises is anything
-            raise EyasError(
+            raise RefusedError(
                 f"{self.where}: the chat template can't render turns 1 to {len(messages)} ({error}); expected turns that "
                 "it accepts: change the conversation, verifier.chat.template or verifier.chat.kwargs"
             ) from error

@@ -1,150 +1,138 @@
-"""Conversations -> `input_ids` and `loss_mask` (see `eyas.data.render`), and the token counts: the tokens stage.
+"""The tokens artifact: rows of `input_ids` and `loss_mask`, in files that are mapped, never read whole.
 
-Run as `python -m eyas.data.tokens CONFIG`.
+`shard-NNNNN.safetensors` holds what a fixed part of the conversations became: `input_ids`, `loss_mask`, `offsets` of its
+rows, and `held_out` for each row. `counts.safetensors` says how often the verifier wrote each token in the training rows:
+the draft vocabulary is chosen from these.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from eyas.artifact import building, complete, read_manifest
-from eyas.config import Config, load_config
-from eyas.data.conversations import Conversation, read_conversations
-from eyas.data.render import Row, render
+from eyas.artifact import publish, read_manifest
+from eyas.data.render import Row
+from eyas.data.store import shard_name
 from eyas.errors import EyasError
-from eyas.process import child_main
-from eyas.stages import tokens_artifact
-from eyas.verifier.facts import resolve
-from eyas.verifier.locate import locate
-from eyas.verifier.tokenizer import load_tokenizer, stop_token_ids
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-FILE = "tokens.safetensors"
+COUNTS = "counts.safetensors"
+PLAIN_PROMPT = 32
+"""Tokens of a row of plain text that stand for its prompt."""
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """The tokens stage's output: rows concatenated, training rows first, held-out rows after them."""
+class TokenShard:
+    """One file."""
 
-    input_ids: Tensor
-    loss_mask: Tensor
-    offsets: Tensor
+    input_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    offsets: NDArray[np.int64]
     """Row r is [offsets[r], offsets[r + 1])."""
-    counts_V: Tensor
-    """How often the verifier wrote each token in the training rows: the draft vocabulary is chosen from these."""
-    num_train_rows: int
+    held_out: NDArray[np.bool_]
+    """For each row."""
+    counts: dict[str, int]
+    """What became of the shard's conversations."""
+    refused: dict[str, str]
+    """Of each source, the first conversation that the chat template refused."""
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[Row], held_out: Sequence[bool], counts: dict[str, int], refused: dict[str, str]
+    ) -> "TokenShard":
+        return cls(
+            input_ids=np.fromiter((token for row in rows for token in row.input_ids), np.int32),
+            loss_mask=np.fromiter((mask for row in rows for mask in row.loss_mask), np.bool_),
+            offsets=np.cumsum([0, *(len(row.input_ids) for row in rows)], dtype=np.int64),
+            held_out=np.array(held_out, np.bool_),
+            counts=counts,
+            refused=refused,
+        )
+
+
+_TENSORS = ("input_ids", "loss_mask", "offsets", "held_out")
+_NOTES = ("counts", "refused")
+
+
+def write_token_shard(file: Path, shard: TokenShard) -> None:
+    """Write one shard completely or not at all; the same rows make the same bytes."""
+    tensors = {name: getattr(shard, name) for name in _TENSORS}
+    notes = {name: json.dumps(getattr(shard, name), sort_keys=True) for name in _NOTES}
+    partial = file.with_suffix(".partial")
+    save_file(tensors, partial, metadata={"notes": json.dumps(notes)})
+    publish(partial, file)
+
+
+def read_token_shard(file: Path) -> TokenShard:
+    with safe_open(file, framework="np") as opened:
+        notes = json.loads(opened.metadata()["notes"])
+        return TokenShard(
+            **{name: opened.get_tensor(name) for name in _TENSORS}, **{name: json.loads(notes[name]) for name in _NOTES}
+        )
+
+
+class Tokens:
+    """Random access to the rows of a complete tokens artifact: training rows first, held-out rows after them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        manifest = read_manifest(directory)
+        if not manifest:
+            raise EyasError(f"{directory} is no complete tokens directory: its manifest.json is missing")
+        self.counts: dict[str, Any] = manifest["counts"]
+        self.num_train_rows: int = self.counts["train_rows"]
+        self._shards: dict[int, Any] = {}
+        shards = [read_token_shard(directory / shard_name(index)) for index in range(self.counts["shards"])]
+        sizes = [len(shard.held_out) for shard in shards]
+        shard_R = np.repeat(np.arange(len(shards)), sizes)
+        start_R = np.concatenate([shard.offsets[:-1] for shard in shards])
+        length_R = np.concatenate([np.diff(shard.offsets) for shard in shards])
+        order_R = np.argsort(np.concatenate([shard.held_out for shard in shards]), kind="stable")
+        self._shard_R, self._start_R, self._length_R = shard_R[order_R], start_R[order_R], length_R[order_R]
 
     @property
     def num_rows(self) -> int:
-        return len(self.offsets) - 1
+        return len(self._length_R)
 
-    @property
+    @cached_property
     def lengths(self) -> list[int]:
-        lengths: list[int] = self.offsets.diff().tolist()
+        """Tokens of each row."""
+        lengths: list[int] = self._length_R.tolist()
         return lengths
+
+    @cached_property
+    def counts_V(self) -> Tensor:
+        """How often the verifier wrote each token in the training rows."""
+        return load_file(self.directory / COUNTS)["counts"]
 
     def row(self, index: int) -> tuple[Tensor, Tensor]:
         """(input_ids, loss_mask) of a row."""
-        start, end = self.offsets[index : index + 2].tolist()
-        return self.input_ids[start:end], self.loss_mask[start:end]
+        shard = int(self._shard_R[index])
+        if shard not in self._shards:
+            self._shards[shard] = safe_open(self.directory / shard_name(shard), framework="pt")
+        start = int(self._start_R[index])
+        end = start + int(self._length_R[index])
+        input_ids, loss_mask = (self._shards[shard].get_slice(name)[start:end] for name in ("input_ids", "loss_mask"))
+        return input_ids, loss_mask
 
     def held_out_prompts(self) -> list[list[int]]:
-        """The held-out rows up to the verifier's first answer."""
+        """The held-out rows up to the verifier's first answer; of plain text, which is all answer, the beginning."""
         prompts: list[list[int]] = []
         for index in range(self.num_train_rows, self.num_rows):
             input_ids, loss_mask = self.row(index)
-            prompts.append(input_ids[: int(loss_mask.int().argmax())].tolist())
+            first = int(loss_mask.int().argmax())
+            prompts.append(input_ids[: first if first > 1 else min(PLAIN_PROMPT, len(input_ids) // 2)].tolist())
         return prompts
 
 
-def prepare(config: Config) -> None:
-    """Write the tokens artifact, unless it exists.
-
-    Raises:
-        EyasError: unusable conversations; nothing is left behind.
-    """
-    artifact = tokens_artifact(config)
-    with building(artifact) as partial:
-        if partial is None:
-            return
-        checkpoint = locate(config.verifier)
-        vocab_size = resolve(config.verifier, checkpoint).vocab_size
-        tokenizer = load_tokenizer(config.verifier, checkpoint)
-        counts: Counter[str] = Counter(conversations=0, cut_rows=0, unsupervised_rows=0)
-        train, held_out = _split(
-            _rows(config, tokenizer, stop_token_ids(config.verifier, checkpoint, tokenizer), counts),
-            config.data.num_held_out,
-        )
-        for name, rows in (("train", train), ("held_out", held_out)):
-            if not rows:
-                raise EyasError(
-                    f"data.path={config.data.path} leaves no {name} rows: {counts['conversations']} conversations, "
-                    f"data.num_held_out={config.data.num_held_out}, {counts['unsupervised_rows']} rows without supervised tokens"
-                )
-            counts[f"{name}_rows"] = len(rows)
-            counts[f"{name}_tokens"] = sum(len(row.input_ids) for row in rows)
-            counts[f"{name}_supervised_tokens"] = sum(sum(row.loss_mask) for row in rows)
-        written = torch.tensor(
-            [token for row in train for token, mask in zip(row.input_ids, row.loss_mask, strict=True) if mask]
-        )
-        if int(written.max()) >= vocab_size:
-            raise EyasError(
-                f"the tokenizer makes id {int(written.max())}, the verifier's embedding has {vocab_size} rows: they don't belong together"
-            )
-        rows = train + held_out
-        tensors = {
-            "input_ids": torch.tensor([token for row in rows for token in row.input_ids], dtype=torch.int32),
-            "loss_mask": torch.tensor([mask for row in rows for mask in row.loss_mask], dtype=torch.bool),
-            "offsets": torch.tensor([0, *(len(row.input_ids) for row in rows)]).cumsum(0),
-            "counts": torch.bincount(written, minlength=vocab_size),
-        }
-        save_file(tensors, partial / FILE)
-        complete(artifact, partial, dict(counts))
-
-
 def load_tokens(directory: Path) -> Tokens:
-    """Read a complete tokens artifact."""
-    tensors = load_file(directory / FILE)
-    num_train_rows = read_manifest(directory)["counts"]["train_rows"]
-    return Tokens(tensors["input_ids"], tensors["loss_mask"], tensors["offsets"], tensors["counts"], num_train_rows)
-
-
-def _rows(
-    config: Config, tokenizer: "PreTrainedTokenizerBase", stop_ids: Sequence[int], counts: Counter[str]
-) -> Iterator[tuple[int, Row]]:
-    """(conversation number, row) of every row with at least one supervised token, cut to data.max_length."""
-    for number, conversation in enumerate(read_conversations(config.data, counts)):
-        if not isinstance(conversation, Conversation):
-            raise EyasError(f"{conversation.where}: rows of text or tokens are not rendered yet; give conversations")
-        counts["conversations"] += 1
-        for row in render(tokenizer, conversation, config.verifier.chat.kwargs, stop_ids):
-            kept = Row(row.input_ids[: config.data.max_length], row.loss_mask[: config.data.max_length])
-            counts["cut_rows"] += len(kept.input_ids) < len(row.input_ids)
-            if sum(kept.loss_mask) >= 2:  # the first answer token is input only: it takes two to have a target
-                yield number, kept
-            else:
-                counts["unsupervised_rows"] += 1
-
-
-def _split(rows: Iterator[tuple[int, Row]], num_held_out: int) -> tuple[list[Row], list[Row]]:
-    train: list[Row] = []
-    held_out: list[Row] = []
-    for number, row in rows:
-        (held_out if number < num_held_out else train).append(row)
-    return train, held_out
-
-
-def main(config_file: Path) -> None:
-    prepare(load_config(config_file))
-
-
-if __name__ == "__main__":
-    child_main(main)
+    """Open a complete tokens artifact."""
+    return Tokens(directory)

@@ -57,7 +57,7 @@ def load_tokenizer(verifier: VerifierConfig, checkpoint: Checkpoint) -> "PreTrai
     """The tokenizer, with `verifier.chat.template` as its template where that is set.
 
     Raises:
-        EyasError: no tokenizer, one whose code is not trusted, or no chat template.
+        EyasError: no tokenizer, or one whose code is not trusted.
     """
     from transformers import AutoTokenizer
 
@@ -75,10 +75,6 @@ def load_tokenizer(verifier: VerifierConfig, checkpoint: Checkpoint) -> "PreTrai
         ) from error
     for template in _template(verifier):
         tokenizer.chat_template = template.read_text()
-    if tokenizer.chat_template is None:
-        raise EyasError(
-            f"the tokenizer in {directory} has no chat template: set verifier.chat.template to a Jinja file"
-        )
     return tokenizer
 
 

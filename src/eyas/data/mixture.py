@@ -1,0 +1,145 @@
+"""Sources -> one stream of examples, each on its side of the split.
+
+Every choice is made by what a conversation says, or by the order of its source: adding data moves nothing from training
+to the held-out side or back.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from eyas.data.conversations import Conversation, Example, PlainText, read_conversations, reading_identity
+from eyas.data.schema import DataConfig, SourceConfig
+
+_IDENTITY = ("sample", "max_conversations", "weight")
+
+
+class Dealt(NamedTuple):
+    """An example on its side."""
+
+    example: Example
+    source: str
+    held_out: bool
+
+
+def mixture_identity(data: DataConfig) -> dict[str, Any]:
+    """Everything that determines what `deal` yields; part of the tokens' fingerprint.
+
+    Raises:
+        EyasError: a source isn't there.
+    """
+    sources = [
+        {**reading_identity(source), **{key: getattr(source, key) for key in _IDENTITY}}
+        for source in data.sources.values()
+    ]
+    return {
+        "sources": sources,
+        **{key: getattr(data, key) for key in ("seed", "deduplicate", "held_out", "max_held_out")},
+    }
+
+
+def deal(data: DataConfig, counts: Counter[str]) -> Iterator[Dealt]:
+    """The examples of all sources, without those that are not to be used.
+
+    An example whose opening (what is asked before the first answer) is that of a held-out one is never trained on.
+
+    `counts` gets what `read_conversations` counts, and `conversations` (yielded), `duplicate_rows`, `like_held_out` and
+    `held_out_beyond_cap`.
+
+    Raises:
+        EyasError: as `read_conversations`.
+    """
+    held_out_openings: set[bytes] = set()
+    by_share = data.held_out < 1
+    num_held_out = 0
+    examples = _mixed(data, counts)
+    for position, (name, example) in enumerate(_unique(examples, counts) if data.deduplicate else examples):
+        opening = _digest(_opening(example))
+        is_held_out = _fraction(opening) < data.held_out if by_share else position < data.held_out
+        if is_held_out and by_share and num_held_out == data.max_held_out:
+            counts["held_out_beyond_cap"] += 1
+            continue
+        if not is_held_out and opening in held_out_openings:
+            counts["like_held_out"] += 1
+            continue
+        if is_held_out:
+            num_held_out += 1
+            if not by_share:  # else the same opening is always on the same side
+                held_out_openings.add(opening)
+        counts["conversations"] += 1
+        yield Dealt(example, name, is_held_out)
+
+
+def _mixed(data: DataConfig, counts: Counter[str]) -> Iterator[tuple[str, Example]]:
+    """One source after the other or, where they have weights, the one that is furthest behind its share.
+
+    The first weighted source that is used up ends it: beyond that the proportions could not be kept.
+    """
+    streams = {name: _taken(source, data.seed, counts) for name, source in data.sources.items()}
+    weights = {name: source.weight for name, source in data.sources.items() if source.weight is not None}
+    if not data.mixture or not weights:
+        for name, stream in streams.items():
+            yield from ((name, example) for example in stream)
+        return
+    taken = dict.fromkeys(weights, 0)
+    while True:
+        name = min(weights, key=lambda name: (taken[name] + 1) / weights[name])
+        example = next(streams[name], None)
+        if example is None:
+            numbers = ", ".join(f"{number:,} of {name}" for name, number in taken.items())
+            print(f"mixture  {name} is used up: {numbers}", flush=True)
+            return
+        taken[name] += 1
+        yield name, example
+
+
+def _unique(examples: Iterator[tuple[str, Example]], counts: Counter[str]) -> Iterator[tuple[str, Example]]:
+    seen: set[bytes] = set()
+    for name, example in examples:
+        key = _digest(_content(example))
+        if key in seen:
+            counts["duplicate_rows"] += 1
+        else:
+            seen.add(key)
+            yield name, example
+
+
+def _taken(source: SourceConfig, seed: int, counts: Counter[str]) -> Iterator[Example]:
+    """The conversations of one source that its `sample` and `max_conversations` let through."""
+    taken = 0
+    for example in read_conversations(source, counts):
+        if taken == source.max_conversations:
+            return
+        if source.sample < 1 and _fraction(_digest([seed, _content(example)])) >= source.sample:
+            counts["not_sampled"] += 1
+            continue
+        taken += 1
+        yield example
+
+
+def _content(example: Example) -> Any:
+    """The same for examples that say the same, wherever they stand."""
+    values = asdict(example)
+    del values["where"]
+    return values
+
+
+def _opening(example: Example) -> Any:
+    """What was asked before the first answer, however it is spaced or capitalised."""
+    if not isinstance(example, Conversation):
+        return example.text if isinstance(example, PlainText) else example.input_ids
+    asked = takewhile(lambda message: message["role"] != "assistant", example.messages)
+    return [[message["role"], " ".join(str(message["content"]).split()).casefold()] for message in asked]
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).digest()
+
+
+def _fraction(digest: bytes) -> float:
+    """Uniform in [0, 1)."""
+    return int.from_bytes(digest[:6]) / 2**48

@@ -1,0 +1,208 @@
+"""The tokens stage as a process: any number of them makes the same bytes, killed or not, in memory that doesn't grow."""
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from eyas.artifact import read_manifest
+from eyas.cli.compose import compose
+from eyas.config import Config, config_yaml
+from eyas.data.prepare import EXAMPLES_PER_SHARD, prepare
+from eyas.data.tokens import load_tokens
+from eyas.errors import EyasError
+from eyas.stages import tokens_artifact
+from eyas.verifier.checkpoint import Checkpoint
+from synthetic import write_conversations
+
+NUM_SHARDS = 5
+
+
+def short_conversations(file: Path, number: int) -> Path:
+    with file.open("w") as stream:
+        for index in range(number):
+            messages = [{"role": "user", "content": f"Q{index}"}, {"role": "assistant", "content": f"A{index}"}]
+            stream.write(json.dumps({"messages": messages}) + "\n")
+    return file
+
+
+def command(config: Config, directory: Path) -> list[str]:
+    file = directory / "config.yaml"
+    file.write_text(config_yaml(config))
+    return [sys.executable, "-m", "eyas.data.prepare", str(file)]
+
+
+def contents(directory: Path) -> dict[str, str]:
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(directory.iterdir())
+        if file.name != "manifest.json"  # it names the versions of libraries
+    }
+
+
+def test_killed_and_resumed_by_any_number_of_processes_the_bytes_are_the_same(
+    tiny: Callable[..., Config], tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    file = short_conversations(tmp_path / "data.jsonl", (NUM_SHARDS - 1) * EXAMPLES_PER_SHARD + 100)
+    whole = tiny(f"data.path={file}", f"outputs={tmp_path}/whole")
+    prepare(whole)
+    expected = contents(tokens_artifact(whole).directory)
+    assert sum(name.startswith("shard-") for name in expected) == NUM_SHARDS
+
+    config = tiny(f"data.path={file}", f"outputs={tmp_path}/killed", "data.num_processes=2")
+    partial = tokens_artifact(config).directory.with_suffix(".partial")
+    with subprocess.Popen(command(config, tmp_path)) as process:
+        while not (partial / "shard-00000.safetensors").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+    psutil.wait_procs(workers, timeout=10)
+    assert len(workers) == 2
+    assert not any(worker.is_running() for worker in workers)
+    before = {it.name: it.stat().st_mtime_ns for it in partial.glob("shard-*.safetensors")}
+    assert 0 < len(before) < NUM_SHARDS
+    assert not tokens_artifact(config).exists()
+
+    subprocess.run(command(config, tmp_path), check=True)
+    directory = tokens_artifact(config).directory
+    assert contents(directory) == expected
+    assert before == {name: (directory / name).stat().st_mtime_ns for name in before}
+    assert read_manifest(directory)["counts"] == read_manifest(tokens_artifact(whole).directory)["counts"]
+    assert read_manifest(directory)["fingerprint"] == read_manifest(tokens_artifact(whole).directory)["fingerprint"]
+
+
+def test_rows_are_split_and_read_across_shards(
+    tiny: Callable[..., Config], tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    file = short_conversations(tmp_path / "data.jsonl", EXAMPLES_PER_SHARD + 50)
+    config = tiny(f"data.path={file}", "data.held_out=0.05")
+    prepare(config)
+    tokens = load_tokens(tokens_artifact(config).directory)
+    assert tokens.num_rows == EXAMPLES_PER_SHARD + 50
+    assert tokens.lengths == [len(tokens.row(index)[0]) for index in range(tokens.num_rows)]
+    written = sum(tokens.row(index)[1].sum().item() for index in range(tokens.num_train_rows))
+    assert tokens.counts_V.sum() == written == tokens.counts["train_supervised_tokens"]
+    held_out = tokens.num_rows - tokens.num_train_rows
+    assert 20 < held_out == tokens.counts["held_out_rows"] < 110
+    assert len({tuple(it) for it in tokens.held_out_prompts()}) == held_out
+
+
+def test_text_and_tokens_become_rows(tiny: Callable[..., Config], tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
+    text, ids = tmp_path / "text.jsonl", tmp_path / "tokens.jsonl"
+    text.write_text("".join(json.dumps({"text": f"{index} " + "abcdefghij" * 25}) + "\n" for index in range(3)))
+    config = tiny(f"data.path={text}", "data.held_out=1", "data.max_length=100", "training.row_length=100")
+    prepare(config)
+    tokens = load_tokens(tokens_artifact(config).directory)
+    assert tokens.lengths == [100, 100, 52] * 3  # a long text is several rows, nothing of it is lost
+    assert all(tokens.row(index)[1].all() for index in range(9))
+    assert [len(prompt) for prompt in tokens.held_out_prompts()] == [32, 32, 26]
+
+    mask = [0, 0, 0, 1, 1, 1]
+    ids.write_text("".join(json.dumps({"input_ids": [row, *range(5)], "loss_mask": mask}) + "\n" for row in range(3)))
+    config = tiny(f"data.path={ids}", "data.held_out=1")
+    prepare(config)
+    tokens = load_tokens(tokens_artifact(config).directory)
+    assert [tokens.row(index)[0].tolist() for index in range(3)] == [[row, 0, 1, 2, 3, 4] for row in (1, 2, 0)]
+    assert tokens.row(0)[1].int().tolist() == mask
+    ids.write_text(json.dumps({"input_ids": [5, 999_999, 1, 1], "loss_mask": [0, 0, 1, 1]}))
+    with pytest.raises(EyasError, match=r"jsonl:1: token id 999999, but the verifier's embedding has"):
+        prepare(tiny(f"data.path={ids}", "data.held_out=1"))
+
+
+def test_options_of_what_is_learnt(tiny: Callable[..., Config], tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
+    def turns(question: str) -> list[dict[str, str]]:
+        return [{"role": "user", "content": question}, {"role": "assistant", "content": f"Re {question}"}]
+
+    file = tmp_path / "data.jsonl"
+    file.write_text("".join(json.dumps({"messages": turns(it) + turns("more")}) + "\n" for it in ("one", "two")))
+    both = tiny(f"data.path={file}", "data.held_out=1")
+    last = tiny(f"data.path={file}", "data.held_out=1", "data.last_turn_only=true")
+    for config in (both, last):
+        prepare(config)
+    supervised = [load_tokens(tokens_artifact(config).directory).row(0)[1].sum().item() for config in (both, last)]
+    assert supervised == [len("Re two") + len("Re more") + 2, len("Re more") + 1]
+
+
+def test_conversations_that_the_template_refuses_are_bad_rows(
+    tiny: Callable[..., Config], tiny_checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "[{{ message.role }}]{{ message.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    file = short_conversations(tmp_path / "data.jsonl", 20)
+    messages = [
+        {"role": "system", "content": "Be."},
+        {"role": "user", "content": "Q"},
+        {"role": "assistant", "content": "A"},
+    ]
+    with file.open("a") as stream:
+        stream.write(json.dumps({"messages": messages}) + "\n")
+    options = (f"data.path={file}", "data.held_out=2", f"verifier.chat.template={template}")
+    with pytest.raises(EyasError, match=r"data\.jsonl:21: the chat template can't render .*\(no system\)"):
+        prepare(tiny(*options))
+    config = tiny(*options, "data.max_bad_rows=0.1")
+    prepare(config)
+    counts = read_manifest(tokens_artifact(config).directory)["counts"]
+    assert (counts["bad_rows"], counts["bad_rows_template"], counts["train_rows"]) == (1, 1, 18)
+    assert "bad row  " in capsys.readouterr().out
+
+
+def test_a_source_without_a_supervised_token_is_refused(
+    tiny: Callable[..., Config], tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    good = short_conversations(tmp_path / "good.jsonl", 20)
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text(json.dumps({"input_ids": [1, 2, 3, 4], "loss_mask": [0, 0, 0, 0]}) + "\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "both.yaml").write_text(
+        "defaults: [base/reading@_here_, mine@mixture.good, mine@mixture.empty]\nname: both\npath: null\n"
+        f"mixture: {{good: {{path: {good}}}, empty: {{path: {empty}}}}}\n"
+    )
+    config = compose(
+        ["verifier=tiny_llama", f"outputs={tmp_path}/outputs", "data=both", "data.held_out=2"], [str(tmp_path)]
+    )
+    with pytest.raises(EyasError, match=r"data\.mixture: empty has not one supervised token, from 1 conversations"):
+        prepare(config)
+
+
+def peak_memory(file: Path, outputs: Path) -> tuple[int, int]:
+    """(the reader's, a tokenising process's) peak in bytes."""
+    config = compose(
+        ["verifier=smollm2_135m", "data=mine", f"data.path={file}", f"outputs={outputs}", "data.num_processes=2"], []
+    )
+    outputs.mkdir()
+    measured = [sys.executable, "-c", MEASURE, *command(config, outputs)[3:]]
+    output = subprocess.run(measured, check=True, capture_output=True, text=True, timeout=600).stdout
+    own, child = map(int, output.split()[-2:])
+    return own, child
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from eyas.data.prepare import main
+main(Path(sys.argv[1]))
+print(*(1024 * resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+"""
+
+
+def test_memory_does_not_grow_with_the_file(smollm2_checkpoint: Checkpoint, tmp_path: Path) -> None:
+    peaks = []
+    for megabytes in (12, 50):
+        file = tmp_path / f"{megabytes}.jsonl"
+        write_conversations(file, megabytes << 20, unused=0.9)
+        peaks.append(peak_memory(file, tmp_path / f"out{megabytes}"))
+    print(peaks)
+    small, large = peaks
+    assert large[0] < 1.1 * small[0]
+    assert large[1] < 1.1 * small[1]

@@ -1,0 +1,85 @@
+"""What tests of serving share: server configurations, real HTTP servers of a few lines, and processes that must be gone."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, cast
+
+import hydra
+import psutil
+from omegaconf import OmegaConf
+
+from eyas.serving.schema import ServerConfig
+from eyas.serving.server import Server
+
+
+def server_config(name: str = "local", **changes: object) -> ServerConfig:
+    """A file of `conf/server`, with some of its values changed."""
+    with hydra.initialize_config_module("eyas.conf", version_base="1.3"):
+        composed = hydra.compose(f"server/{name}").server
+    return cast(
+        ServerConfig, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ServerConfig), composed, changes))
+    )
+
+
+def endpoints(*urls: str, **changes: object) -> Server:
+    """Running servers that go by the name `model`."""
+    return Server("model", [*urls], server_config("endpoints", endpoints=[*urls], **changes))
+
+
+@contextmanager
+def http_server(answer: Callable[[str, dict[str, Any]], tuple[int, Any] | None]) -> Iterator[str]:
+    """A server on a port of its own: `answer(path, body)` gives status and JSON; None: it never answers."""
+    over = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            length = int(self.headers.get("content-length", 0))
+            made = answer(self.path, json.loads(self.rfile.read(length) or b"{}"))
+            if made is None:
+                over.wait()
+                self.close_connection = True
+                return
+            content = json.dumps(made[1]).encode()
+            self.send_response(made[0])
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        over.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def survivors(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Which of these processes are still there after so long; zombies are gone."""
+    deadline = time.monotonic() + seconds
+    while (left := [process for process in processes if _runs(process)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
