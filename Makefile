@@ -6,7 +6,7 @@ READY_DEV := .venv/.ready-dev
 # --no-compile: modules are compiled as they are imported, which is far fewer than are installed.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo test check conformance clean
+.PHONY: demo test check conformance stress clean
 
 demo: $(READY)
 	$(BIN)/python train.py
@@ -17,6 +17,10 @@ test: $(READY_DEV)
 # Every model type that transformers registers; writes docs/verifiers.md.
 conformance: $(READY_DEV)
 	$(BIN)/python -m tests.conformance.run
+
+# Large files; writes docs/stress.md. About half an hour on two cores.
+stress: $(READY_DEV)
+	$(BIN)/python -m tests.stress.tokens
 
 check: $(READY_DEV)
 	$(BIN)/ruff check .

@@ -1,11 +1,14 @@
 """What tests of serving share: server configurations, real HTTP servers of a few lines, and processes that must be gone."""
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, cast
 
 import hydra
@@ -14,15 +17,49 @@ from omegaconf import OmegaConf
 
 from eyas.serving.schema import ServerConfig
 from eyas.serving.server import Server
+from eyas.verifier.checkpoint import Checkpoint
+from eyas.verifier.schema import VerifierConfig
+
+VLLM_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    # One thread that may run anywhere: two that wait for each other crawl where something else uses a core.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "",  # without bytecode, an import of vLLM takes twice as long
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A verifier, its checkpoint, and the server of it."""
+
+    verifier: VerifierConfig
+    checkpoint: Checkpoint
+    server: Server
 
 
 def server_config(name: str = "local", **changes: object) -> ServerConfig:
     """A file of `conf/server`, with some of its values changed."""
     with hydra.initialize_config_module("eyas.conf", version_base="1.3"):
-        composed = hydra.compose(f"server/{name}").server
+        composed = hydra.compose(overrides=[f"+server={name}"]).server
     return cast(
         ServerConfig, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ServerConfig), composed, changes))
     )
+
+
+def vllm_config(**changes: object) -> ServerConfig:
+    """A server by EYAS_VLLM, small enough for a test."""
+    program = Path(os.environ["EYAS_VLLM"])
+    module = [str(program), "-m", "vllm.entrypoints.openai.api_server", "--model"]
+    settings: dict[str, object] = {
+        "command": [str(program), "serve"] if program.name == "vllm" else module,
+        "env": VLLM_ENVIRONMENT,
+        "max_length": 1024,
+        "startup_timeout": 240,
+        "request_timeout": 60,
+    }
+    return server_config("cpu", **settings | changes)
 
 
 def endpoints(*urls: str, **changes: object) -> Server:

@@ -1,6 +1,5 @@
 """The tokens stage as a process: any number of them makes the same bytes, killed or not, in memory that doesn't grow."""
 
-import hashlib
 import json
 import signal
 import subprocess
@@ -14,12 +13,13 @@ import pytest
 
 from eyas.artifact import read_manifest
 from eyas.cli.compose import compose
-from eyas.config import Config, config_yaml
+from eyas.config import Config
 from eyas.data.prepare import EXAMPLES_PER_SHARD, prepare
 from eyas.data.tokens import load_tokens
 from eyas.errors import EyasError
 from eyas.stages import tokens_artifact
 from eyas.verifier.checkpoint import Checkpoint
+from measure import config_file, content_hash, measured
 from synthetic import write_conversations
 
 NUM_SHARDS = 5
@@ -33,32 +33,19 @@ def short_conversations(file: Path, number: int) -> Path:
     return file
 
 
-def command(config: Config, directory: Path) -> list[str]:
-    file = directory / "config.yaml"
-    file.write_text(config_yaml(config))
-    return [sys.executable, "-m", "eyas.data.prepare", str(file)]
-
-
-def contents(directory: Path) -> dict[str, str]:
-    return {
-        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(directory.iterdir())
-        if file.name != "manifest.json"  # it names the versions of libraries
-    }
-
-
 def test_killed_and_resumed_by_any_number_of_processes_the_bytes_are_the_same(
     tiny: Callable[..., Config], tiny_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     file = short_conversations(tmp_path / "data.jsonl", (NUM_SHARDS - 1) * EXAMPLES_PER_SHARD + 100)
     whole = tiny(f"data.path={file}", f"outputs={tmp_path}/whole")
     prepare(whole)
-    expected = contents(tokens_artifact(whole).directory)
-    assert sum(name.startswith("shard-") for name in expected) == NUM_SHARDS
+    expected = tokens_artifact(whole).directory
+    assert len(list(expected.glob("shard-*.safetensors"))) == NUM_SHARDS
 
     config = tiny(f"data.path={file}", f"outputs={tmp_path}/killed", "data.num_processes=2")
     partial = tokens_artifact(config).directory.with_suffix(".partial")
-    with subprocess.Popen(command(config, tmp_path)) as process:
+    command = [sys.executable, "-m", "eyas.data.prepare", str(config_file(config, tmp_path))]
+    with subprocess.Popen(command) as process:
         while not (partial / "shard-00000.safetensors").exists():
             assert process.poll() is None
             time.sleep(0.02)
@@ -71,12 +58,12 @@ def test_killed_and_resumed_by_any_number_of_processes_the_bytes_are_the_same(
     assert 0 < len(before) < NUM_SHARDS
     assert not tokens_artifact(config).exists()
 
-    subprocess.run(command(config, tmp_path), check=True)
+    subprocess.run(command, check=True)
     directory = tokens_artifact(config).directory
-    assert contents(directory) == expected
+    assert content_hash(directory) == content_hash(expected)
     assert before == {name: (directory / name).stat().st_mtime_ns for name in before}
-    assert read_manifest(directory)["counts"] == read_manifest(tokens_artifact(whole).directory)["counts"]
-    assert read_manifest(directory)["fingerprint"] == read_manifest(tokens_artifact(whole).directory)["fingerprint"]
+    assert read_manifest(directory)["counts"] == read_manifest(expected)["counts"]
+    assert read_manifest(directory)["fingerprint"] == read_manifest(expected)["fingerprint"]
 
 
 def test_rows_are_split_and_read_across_shards(
@@ -175,34 +162,11 @@ def test_a_source_without_a_supervised_token_is_refused(
         prepare(config)
 
 
-def peak_memory(file: Path, outputs: Path) -> tuple[int, int]:
-    """(the reader's, a tokenising process's) peak in bytes."""
-    config = compose(
-        ["verifier=smollm2_135m", "data=mine", f"data.path={file}", f"outputs={outputs}", "data.num_processes=2"], []
-    )
-    outputs.mkdir()
-    measured = [sys.executable, "-c", MEASURE, *command(config, outputs)[3:]]
-    output = subprocess.run(measured, check=True, capture_output=True, text=True, timeout=600).stdout
-    own, child = map(int, output.split()[-2:])
-    return own, child
-
-
-MEASURE = """
-import resource, sys
-from pathlib import Path
-from eyas.data.prepare import main
-main(Path(sys.argv[1]))
-print(*(1024 * resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
-"""
-
-
 def test_memory_does_not_grow_with_the_file(smollm2_checkpoint: Checkpoint, tmp_path: Path) -> None:
-    peaks = []
+    peaks: list[int] = []
     for megabytes in (12, 50):
-        file = tmp_path / f"{megabytes}.jsonl"
+        file, outputs = tmp_path / f"{megabytes}.jsonl", tmp_path / str(megabytes)
         write_conversations(file, megabytes << 20, unused=0.9)
-        peaks.append(peak_memory(file, tmp_path / f"out{megabytes}"))
-    print(peaks)
-    small, large = peaks
-    assert large[0] < 1.1 * small[0]
-    assert large[1] < 1.1 * small[1]
+        options = ["verifier=smollm2_135m", "data=mine", f"data.path={file}", f"outputs={outputs}"]
+        peaks.append(measured(compose([*options, "data.num_processes=2"], []), outputs).peak_bytes)
+    assert peaks[1] < 1.1 * peaks[0]
