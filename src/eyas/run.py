@@ -50,6 +50,10 @@ class Run:
         return self.directory / "draft"
 
     @property
+    def server_log(self) -> Path:
+        return self.directory / "server.log"
+
+    @property
     def evaluation_file(self) -> Path:
         return self.directory / "evaluation.json"
 

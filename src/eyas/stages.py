@@ -1,32 +1,84 @@
 """What each stage's artifact is made of; torch-free, so that the supervisor knows in an instant what is already there.
 
-conversations -> tokens -> states -> run (checkpoints, metrics) -> draft -> evaluation
+conversations -> [responses] -> tokens -> states -> run (checkpoints, metrics) -> draft -> evaluation
 """
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eyas.artifact import Artifact, fingerprint, sha256_of
+from eyas.artifact import Artifact, fingerprint, read_manifest, sha256_of
 from eyas.config import Config, Engine, to_dict
-from eyas.data.mixture import mixture_identity
+from eyas.data.mixture import mixture_identity, split_identity
+from eyas.data.schema import DataConfig, Responses, SourceConfig
+from eyas.data.shapes import Shape as RowShape
+from eyas.data.sources import Files, find_source
 from eyas.draft.shape import Shape, resolve_shape
 from eyas.errors import EyasError
 from eyas.verifier.facts import VerifierFacts, resolve
 from eyas.verifier.locate import locate
+from eyas.verifier.schema import Renderer
 from eyas.verifier.tokenizer import tokenizer_identity
+
+
+def responses_artifact(config: Config) -> Artifact:
+    """The verifier's own answers: determined by the questions, its weights, and how it is asked."""
+    checkpoint = locate(config.verifier)
+    fields = {
+        "conversations": mixture_identity(config.data),
+        "verifier": checkpoint.identity,
+        "tokenizer": tokenizer_identity(config.verifier, checkpoint),
+        "chat": to_dict(config.verifier.chat),
+        "stop_token_ids": config.verifier.stop_token_ids,
+        "generation": to_dict(config.generation),
+    }
+    return Artifact(store=store(config), stage="responses", fields=fields)
+
+
+def canary_file(config: Config) -> Path:
+    """What a server of this verifier said first: every stage that serves it compares with the same."""
+    return store(config) / f"canary-{locate(config.verifier).identity[:16]}.json"
+
+
+def regenerates(config: Config) -> bool:
+    """Whether the verifier answers anew (`data.responses`)."""
+    if config.data.responses is not Responses.auto:
+        return config.data.responses is Responses.regenerate
+    return not all(_is_own(source, config) for source in config.data.sources.values())
+
+
+def _is_own(source: SourceConfig, config: Config) -> bool:
+    """Whether a source's answers are known to be the verifier's own: by its name, or by its weights where Eyas made them."""
+    if source.answers_by == config.verifier.name:
+        return True
+    found = find_source(source)
+    manifest = read_manifest(found.files[0].parent) if isinstance(found, Files) else {}
+    return manifest.get("stage") == "responses" and manifest["fields"]["verifier"] == locate(config.verifier).identity
+
+
+def answered_data(config: Config) -> DataConfig:
+    """The data whose answers are learnt: as configured, or, where the verifier answers anew, the responses artifact."""
+    if not regenerates(config):
+        return config.data
+    anew: dict[str, Any] = dict.fromkeys(("split", "config", "revision", "weight", "max_conversations"))
+    anew |= {"path": str(responses_artifact(config).directory), "shape": RowShape.messages, "columns": {}}
+    return replace(config.data, **anew, mixture={}, sample=1.0, max_bad_rows=0.0)
 
 
 def tokens_artifact(config: Config) -> Artifact:
     """`input_ids` and `loss_mask` of every row: determined by the conversations, the tokenizer and the chat template."""
     checkpoint = locate(config.verifier)
+    anew = {"responses": responses_artifact(config).fingerprint} if regenerates(config) else {}
     fields = {
-        "conversations": mixture_identity(config.data),
+        **({} if anew else {"conversations": mixture_identity(config.data)}),
+        **split_identity(config.data),
         **{key: getattr(config.data, key) for key in ("max_length", "last_turn_only", "reasoning")},
         "tokenizer": tokenizer_identity(config.verifier, checkpoint),
         "chat": to_dict(config.verifier.chat),
         "vocab_size": verifier_facts(config).vocab_size,
     }
-    return Artifact(store=store(config), stage="tokens", fields=fields)
+    return Artifact(store=store(config), stage="tokens", fields=fields, inputs=anew)
 
 
 def states_artifact(config: Config) -> Artifact:
@@ -55,7 +107,7 @@ def parity_file(config: Config) -> Path:
 def run_identity(config: Config) -> dict[str, Any]:
     """The values that change what a run learns; `trainer`, `logger`, `evaluation` and the length do not."""
     values = to_dict(config)
-    for key in ("name", "group", "outputs", "trainer", "logger", "evaluation"):
+    for key in ("name", "group", "outputs", "trainer", "logger", "evaluation", "server"):
         del values[key]
     for key in (
         "max_steps",
@@ -68,9 +120,9 @@ def run_identity(config: Config) -> dict[str, Any]:
         del values["training"][key]
     # Content, not places: a moved file is the same data, a changed one is not; a YAML that says the same in other words too.
     for source in (values["data"], *values["data"]["mixture"].values()):
-        for key in ("path", "split", "config", "revision", "max_bad_rows"):
+        for key in ("path", "split", "config", "revision", "answers_by", "max_bad_rows"):
             del source[key]
-    del values["data"]["num_processes"]
+    del values["data"]["num_processes"], values["data"]["responses"], values["generation"]
     values["verifier"] = {
         "weights": locate(config.verifier).identity,
         **_reading(verifier_facts(config)),
@@ -87,18 +139,34 @@ def _reading(facts: VerifierFacts) -> dict[str, Any]:
     return {"arithmetic": to_dict(facts.arithmetic), "tensors": [stored.key for stored in facts.tensors]}
 
 
-def check_engines(config: Config) -> None:
-    """Refuse an engine that this version does not drive.
+def served_stages(config: Config) -> dict[str, str]:
+    """What needs the verifier in a vLLM server, each with the setting that does without."""
+    stages: dict[str, str] = {}
+    if regenerates(config):
+        stages["answers of the verifier's own"] = "data.responses=keep (if the answers that are there are its own)"
+    if config.verifier.chat.renderer is Renderer.server:
+        stages["verifier.chat.renderer=server"] = "verifier.chat.renderer=tokenizer"
+    if config.capture.engine is Engine.vllm:
+        stages["capture=vllm"] = "capture=transformers"
+    if config.evaluation.engine is Engine.vllm:
+        stages["evaluation=vllm"] = "evaluation=transformers"
+    return stages
+
+
+def check_server(config: Config) -> None:
+    """Whether vLLM is there, where a stage needs it.
 
     Raises:
-        EyasError: capture or evaluation by vLLM.
+        EyasError: it isn't, with the two ways out.
     """
-    for group in ("capture", "evaluation"):
-        engine = getattr(config, group).engine
-        if engine not in (None, Engine.transformers):
-            raise EyasError(
-                f"{group}={engine.name}: this version of Eyas runs the verifier in transformers only; set {group}=transformers"
-            )
+    stages = served_stages(config)
+    if not stages or config.server.endpoints is not None or shutil.which(config.server.command[0]):
+        return
+    raise EyasError(
+        f"vLLM is needed for {', '.join(stages)}, but server.command: there is no program {config.server.command[0]}; install "
+        "vLLM (in an environment of its own if you like: server.command=[/path/to/bin/vllm,serve]) or use servers that run "
+        f"(server=endpoints); without vLLM: {' '.join(stages.values())}"
+    )
 
 
 def verifier_facts(config: Config) -> VerifierFacts:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eyas.data.conversations import Conversation
-from eyas.data.mixture import Dealt, deal, mixture_identity
+from eyas.data.mixture import Dealt, deal, mixture_identity, split_identity
 from eyas.data.schema import SourceConfig
 from eyas.errors import EyasError
 from reading import data_config
@@ -124,8 +124,13 @@ def test_without_weights_all_of_every_source_is_taken(tmp_path: Path) -> None:
 def test_identity_is_of_all_that_changes_what_is_dealt(tmp_path: Path) -> None:
     numbered(tmp_path / "a.jsonl", 0, 5)
     numbered(tmp_path / "b.jsonl", 0, 5)
-    plain = mixture_identity(data_config(tmp_path / "a.jsonl"))
-    assert plain == mixture_identity(data_config(tmp_path / "b.jsonl", name="other", max_bad_rows=3, num_processes=2))
+
+    def identity(file: str, **changes: Any) -> tuple[Any, Any]:
+        data = data_config(tmp_path / file, **changes)
+        return mixture_identity(data), split_identity(data)
+
+    plain = identity("a.jsonl")
+    assert plain == identity("b.jsonl", name="other", max_bad_rows=3, num_processes=2)
     changes: list[dict[str, Any]] = [
         {"held_out": 2},
         {"max_held_out": 3},
@@ -135,7 +140,7 @@ def test_identity_is_of_all_that_changes_what_is_dealt(tmp_path: Path) -> None:
         {"max_conversations": 3},
     ]
     for change in changes:
-        assert plain != mixture_identity(data_config(tmp_path / "a.jsonl", **change)), change
+        assert plain != identity("a.jsonl", **change), change
 
 
 def test_settings_that_do_not_go_together_are_refused(tmp_path: Path) -> None:

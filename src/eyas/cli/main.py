@@ -1,13 +1,14 @@
 """`eyas COMMAND ...`: the whole chain, or one stage of it.
 
     eyas train    key=value ...        conversations to a measured draft (as `python train.py`)
+    eyas generate key=value ...        questions -> the verifier's own answers (as data.responses does by itself)
     eyas prepare  key=value ...        conversations -> tokens and loss mask, in figures and examples
     eyas capture  key=value ...        tokens -> the verifier's hidden states
     eyas doctor   key=value ...        every check of a verifier and a configuration, as a table and doctor.json
     eyas doctor   --list               the named verifiers and their facts
     eyas inspect  DIR                  what a checkpoint is, as a YAML to keep (--bundle=FILE.zip: its headers, to report)
     eyas export   RUN_DIR              a run's newest checkpoint -> draft/ (what vLLM loads)
-    eyas evaluate RUN_DIR key=value    measure a run's draft (evaluation=... and its keys)
+    eyas evaluate RUN_DIR key=value    measure a run's draft (evaluation=..., server=... and their keys)
 
 verifier=auto verifier.path=DIR finds the verifier's YAML by its checkpoint.
 key=value and --config-dir, --cfg job, --help, -m are Hydra's; `eyas train --help` lists groups and options.
@@ -29,6 +30,7 @@ from eyas.run import Run
 
 COMPOSING: dict[str, Callable[[Composed], object]] = {
     "train": train.train,
+    "generate": lambda composed: train.generate(composed.config),
     "prepare": lambda composed: train.show_tokens(composed.config),
     "capture": lambda composed: train.capture(composed.config),
     "doctor": lambda composed: train.doctor(composed.config),
@@ -45,14 +47,15 @@ def export(run: Run, overrides: list[str]) -> None:
 
 def evaluate(run: Run, overrides: list[str]) -> None:
     """Measure a run's draft, in another setting if asked; everything else stays as the run has it."""
-    foreign = [override for override in overrides if not override.startswith("evaluation")]
+    foreign = [override for override in overrides if not override.startswith(("evaluation", "server"))]
     if foreign:
         raise EyasError(
-            f"eyas evaluate changes evaluation=... and its keys, not {' '.join(foreign)}: that would be another run"
+            f"eyas evaluate changes evaluation=..., server=... and their keys, not {' '.join(foreign)}: that would be another run"
         )
     config = load_config(run.config_file)
     saved, config_dirs = saved_overrides(run.directory)
-    config.evaluation = compose([*saved, *overrides], config_dirs).evaluation
+    asked = compose([*saved, *overrides], config_dirs)
+    config.evaluation, config.server = asked.evaluation, asked.server
     with run.held():
         write_file(run.config_file, config_yaml(config))
         train.export(run)

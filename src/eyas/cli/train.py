@@ -15,7 +15,7 @@ from eyas.data.report import changed, dropped, print_report, read_examples
 from eyas.errors import EyasError
 from eyas.process import run_child
 from eyas.run import Run
-from eyas.stages import draft_shape, parity_file, states_artifact, tokens_artifact
+from eyas.stages import draft_shape, parity_file, regenerates, responses_artifact, states_artifact, tokens_artifact
 from eyas.verifier.locate import to_be_made
 
 
@@ -59,9 +59,26 @@ def doctor(config: Config) -> None:
     run_stage("eyas.doctor", config)
 
 
+def generate(config: Config) -> None:
+    """The responses stage: the verifier's own answers."""
+    make_verifier(config)
+    artifact = responses_artifact(config)
+    if not artifact.exists():
+        run_stage("eyas.data.responses", config)
+    counts = read_manifest(artifact.directory)["counts"]
+    cut = (
+        f", {counts['cut_answers']:,} of them cut at {config.generation.max_tokens} tokens"
+        if counts["cut_answers"]
+        else ""
+    )
+    print(f"answers  {artifact.directory}  {counts['answered']:,} conversations answered{cut}", flush=True)
+
+
 def prepare(config: Config) -> None:
     """The tokens stage."""
     make_verifier(config)
+    if regenerates(config):
+        generate(config)
     artifact = tokens_artifact(config)
     if not artifact.exists():
         run_stage("eyas.data.prepare", config)

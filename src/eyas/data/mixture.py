@@ -27,7 +27,7 @@ class Dealt(NamedTuple):
 
 
 def mixture_identity(data: DataConfig) -> dict[str, Any]:
-    """Everything that determines what `deal` yields; part of the tokens' fingerprint.
+    """Everything that determines what `mixed` yields.
 
     Raises:
         EyasError: a source isn't there.
@@ -36,10 +36,12 @@ def mixture_identity(data: DataConfig) -> dict[str, Any]:
         {**reading_identity(source), **{key: getattr(source, key) for key in _IDENTITY}}
         for source in data.sources.values()
     ]
-    return {
-        "sources": sources,
-        **{key: getattr(data, key) for key in ("seed", "deduplicate", "held_out", "max_held_out")},
-    }
+    return {"sources": sources, "seed": data.seed}
+
+
+def split_identity(data: DataConfig) -> dict[str, Any]:
+    """Everything else that determines what `deal` yields."""
+    return {key: getattr(data, key) for key in ("deduplicate", "held_out", "max_held_out")}
 
 
 def deal(data: DataConfig, counts: Counter[str]) -> Iterator[Dealt]:
@@ -56,7 +58,7 @@ def deal(data: DataConfig, counts: Counter[str]) -> Iterator[Dealt]:
     held_out_openings: set[bytes] = set()
     by_share = data.held_out < 1
     num_held_out = 0
-    examples = _mixed(data, counts)
+    examples = mixed(data, counts)
     for position, (name, example) in enumerate(_unique(examples, counts) if data.deduplicate else examples):
         opening = _digest(_opening(example))
         is_held_out = _fraction(opening) < data.held_out if by_share else position < data.held_out
@@ -74,8 +76,8 @@ def deal(data: DataConfig, counts: Counter[str]) -> Iterator[Dealt]:
         yield Dealt(example, name, is_held_out)
 
 
-def _mixed(data: DataConfig, counts: Counter[str]) -> Iterator[tuple[str, Example]]:
-    """One source after the other or, where they have weights, the one that is furthest behind its share.
+def mixed(data: DataConfig, counts: Counter[str]) -> Iterator[tuple[str, Example]]:
+    """(source, example): one source after the other or, where they have weights, the one that is furthest behind its share.
 
     The first weighted source that is used up ends it: beyond that the proportions could not be kept.
     """

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from eyas.data.mixture import Dealt, deal
 from eyas.data.render import Row
 from eyas.data.rows import RowMaker
 from eyas.data.schema import DataConfig
+from eyas.data.server_render import RenderIds, ServerRenderer
 from eyas.data.spans import RefusedError
 from eyas.data.statistics import summarise
 from eyas.data.store import shard_name
@@ -29,7 +31,10 @@ from eyas.data.tokens import TokenShard, read_token_shard, write_token_shard
 from eyas.errors import EyasError
 from eyas.process import child_main, die_with
 from eyas.progress import Progress
-from eyas.stages import tokens_artifact
+from eyas.serving.server import serving
+from eyas.stages import answered_data, tokens_artifact
+from eyas.verifier.locate import locate
+from eyas.verifier.schema import Renderer
 
 EXAMPLES_PER_SHARD = 1024
 CHARACTERS_PER_SHARD = 8 << 20
@@ -47,11 +52,11 @@ def prepare(config: Config) -> None:
     with building(artifact) as partial:
         if partial is None:
             return
-        make, counts = RowMaker(config), Counter[str]()
         num_processes = config.data.num_processes or min(len(os.sched_getaffinity(0)), MAX_PROCESSES)
-        with _pool(make, num_processes) as pool:
+        counts: Counter[str] = Counter()
+        with rendering(config) as render_ids, _pool(make := RowMaker(config, render_ids), num_processes) as pool:
             try:
-                num_shards = _write_shards(pool, 2 * num_processes, config.data, partial, counts)
+                num_shards = _write_shards(pool, 2 * num_processes, answered_data(config), partial, counts)
             except BrokenProcessPool:
                 raise EyasError(
                     "a process that tokenises was killed, most likely for want of memory; the same command carries on, "
@@ -62,6 +67,26 @@ def prepare(config: Config) -> None:
         except EyasError:
             remove(partial)  # the same data would be refused again
             raise
+
+
+@contextmanager
+def rendering(config: Config) -> Iterator[RenderIds | None]:
+    """The server as a renderer, where the verifier needs it.
+
+    Raises:
+        EyasError: it can't be had, or leaving out the reasoning is asked of it.
+    """
+    if config.verifier.chat.renderer is Renderer.tokenizer:
+        yield None
+        return
+    if not config.data.reasoning:
+        raise EyasError(
+            "data.reasoning=false: only a chat template can tell where reasoning ends; the server renders here"
+        )
+    log = Path(config.outputs) / "store" / "render.log"
+    args = ["--enable-scale-out"]  # else vLLM does not render for others
+    with serving(config.server, config.verifier, locate(config.verifier), log=log, args=args) as server:
+        yield ServerRenderer(server, config.verifier.chat.kwargs)
 
 
 def _write_shards(pool: Executor, max_at_work: int, data: DataConfig, partial: Path, counts: Counter[str]) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from eyas.config import Config
 from eyas.data.conversations import Conversation, Example, PlainText
 from eyas.data.render import Row, render, truncate
+from eyas.data.server_render import RenderIds, render_by_ids
 from eyas.errors import EyasError
 from eyas.stages import verifier_facts
 from eyas.verifier.locate import locate
@@ -22,7 +23,9 @@ MIN_SUPERVISED = 2
 class RowMaker:
     """Makes rows with the verifier's tokenizer; one for each process."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, render_ids: RenderIds | None = None) -> None:
+        """Args: render_ids: how the server renders, where it does (`verifier.chat.renderer`)."""
+        self.render_ids = render_ids
         checkpoint = locate(config.verifier)
         self.data, self.chat_kwargs = config.data, config.verifier.chat.kwargs
         self.vocab_size = verifier_facts(config).vocab_size
@@ -56,24 +59,30 @@ class RowMaker:
 
     def _whole_rows(self, example: Example, counts: Counter[str]) -> list[Row]:
         if isinstance(example, Conversation):
-            if self.tokenizer.chat_template is None:
-                raise EyasError(
-                    f"{example.where}: a conversation, but the tokenizer has no chat template: set verifier.chat.template "
-                    "to a Jinja file"
-                )
-            rows = render(
-                self.tokenizer,
-                example,
-                self.chat_kwargs,
-                self.stop_ids,
-                last_turn_only=self.data.last_turn_only,
-                reasoning=self.data.reasoning,
-            )
+            rows = self._rendered(example)
             counts["row_per_turn_conversations"] += len(rows) > 1
             return rows
         if isinstance(example, PlainText):
             return self._text_rows(example.text)
         return [Row(example.input_ids, example.loss_mask)]
+
+    def _rendered(self, conversation: Conversation) -> list[Row]:
+        last_turn_only = self.data.last_turn_only
+        if self.render_ids is not None:
+            return render_by_ids(self.render_ids, conversation, self.stop_ids, last_turn_only=last_turn_only)
+        if self.tokenizer.chat_template is None:
+            raise EyasError(
+                f"{conversation.where}: a conversation, but the tokenizer has no chat template: set verifier.chat.template to "
+                "a Jinja file, or verifier.chat.renderer=server where vLLM renders it"
+            )
+        return render(
+            self.tokenizer,
+            conversation,
+            self.chat_kwargs,
+            self.stop_ids,
+            last_turn_only=last_turn_only,
+            reasoning=self.data.reasoning,
+        )
 
     def _text_rows(self, text: str) -> list[Row]:
         """Every token is supervised but a BOS, which no verifier writes; a long text becomes several rows."""

@@ -1,11 +1,21 @@
 """The group `data`: where conversations come from, and what is made of them. Torch-free."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from omegaconf import MISSING
 
 from eyas.data.shapes import FIELDS, Shape
 from eyas.errors import EyasError, at_least
+
+
+class Responses(Enum):
+    """Whose answers are learnt: those that are there (keep), the verifier's own made anew (regenerate), or anew where those
+    that are there are not known to be the verifier's own (auto)."""
+
+    keep = "keep"
+    regenerate = "regenerate"
+    auto = "auto"
 
 
 @dataclass(kw_only=True)
@@ -21,6 +31,8 @@ class SourceConfig:
     """The hub's subset; null: its default."""
     revision: str | None = MISSING
     """The hub's commit, tag or branch; null: the newest."""
+    answers_by: str | None = MISSING
+    """The verifier (its name) that wrote the answers; null: not known, or not a verifier."""
     shape: Shape | None = MISSING
     """What a row holds; null: detected from the columns and printed."""
     columns: dict[str, str] = MISSING
@@ -61,6 +73,7 @@ class DataConfig(SourceConfig):
 
     mixture: dict[str, SourceConfig] = MISSING
     """Several sources instead of `path`, by a name of your choice."""
+    responses: Responses = MISSING
     seed: int = MISSING
     """Of `sample`."""
     deduplicate: bool = MISSING

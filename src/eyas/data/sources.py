@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from eyas.artifact import sha256_of
+from eyas.artifact import MANIFEST, sha256_of
 from eyas.data.formats import ROWS_PER_BATCH, BadRow, RawRow, batches, file_format, known_suffixes, read_file
 from eyas.data.schema import SourceConfig
 from eyas.errors import EyasError
@@ -142,7 +142,10 @@ def _directory(directory: Path, data: SourceConfig) -> Source:
     parts = [
         it
         for it in directory.rglob("*")
-        if it.is_file() and file_format(it) and not any(name[0] in "._" for name in it.relative_to(directory).parts)
+        if it.is_file()
+        and file_format(it)
+        and it.name != MANIFEST
+        and not any(name[0] in "._" for name in it.relative_to(directory).parts)
     ]
     return _files(sorted(parts, key=lambda it: it.relative_to(directory).as_posix()), data)
 

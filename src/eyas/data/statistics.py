@@ -18,7 +18,7 @@ from eyas.data.schema import DataConfig
 from eyas.data.store import shard_name
 from eyas.data.tokens import COUNTS, TokenShard, read_token_shard
 from eyas.errors import EyasError
-from eyas.stages import verifier_facts
+from eyas.stages import answered_data, verifier_facts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,7 +37,7 @@ def summarise(
     Raises:
         EyasError: a side of the split without rows, or a source without a supervised token.
     """
-    data = config.data
+    data = answered_data(config)
     counts_V = np.zeros(verifier_facts(config).vocab_size, np.int64)
     upto = _bounds(data.max_length)
     train_rows_by_length = np.zeros(len(upto), np.int64)

@@ -124,13 +124,18 @@ class Tokens:
         return input_ids, loss_mask
 
     def held_out_prompts(self) -> list[list[int]]:
-        """The held-out rows up to the verifier's first answer; of plain text, which is all answer, the beginning."""
+        """The prompt of each held-out row."""
         prompts: list[list[int]] = []
         for index in range(self.num_train_rows, self.num_rows):
             input_ids, loss_mask = self.row(index)
-            first = int(loss_mask.int().argmax())
-            prompts.append(input_ids[: first if first > 1 else min(PLAIN_PROMPT, len(input_ids) // 2)].tolist())
+            prompts.append(prompt_of(input_ids.tolist(), loss_mask.tolist()))
         return prompts
+
+
+def prompt_of(input_ids: list[int], loss_mask: list[bool]) -> list[int]:
+    """A row up to the verifier's first answer; of plain text, which is all answer, the beginning."""
+    first = loss_mask.index(True)
+    return input_ids[: first if first > 1 else min(PLAIN_PROMPT, len(input_ids) // 2)]
 
 
 def load_tokens(directory: Path) -> Tokens:

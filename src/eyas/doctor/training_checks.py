@@ -2,11 +2,11 @@
 
 import torch
 
-from eyas.config import Accelerator, Config
+from eyas.config import Accelerator, Config, Engine
 from eyas.doctor.findings import Finding, Verdict
 from eyas.doctor.subject import failure
 from eyas.errors import EyasError
-from eyas.stages import check_engines, verifier_facts
+from eyas.stages import check_server, served_stages, verifier_facts
 from eyas.training.third_party import check
 from eyas.verifier.language import quantization_block
 from eyas.verifier.locate import locate
@@ -36,8 +36,16 @@ def verifier_tensors(config: Config) -> str:
 
 
 def engines(config: Config) -> str:
-    """The engines that are asked for can be driven, and transformers reads this checkpoint's layout and quantisation."""
-    check_engines(config)
+    """vLLM is there where it is needed; elsewhere transformers reads this checkpoint's layout and quantisation."""
+    check_server(config)
+    by_vllm = ", ".join(served_stages(config))
+    in_transformers = Engine.transformers in (config.capture.engine, config.evaluation.engine)
+    return "; ".join(
+        it for it in (_transformers(config) if in_transformers else "", by_vllm and f"vLLM: {by_vllm}") if it
+    )
+
+
+def _transformers(config: Config) -> str:
     checkpoint = locate(config.verifier)
     if checkpoint.config_file != "config.json":
         raise EyasError(

