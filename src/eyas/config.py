@@ -5,7 +5,7 @@ Field = YAML key = argument, spelled alike everywhere; every default a user can 
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +13,8 @@ from typing import Any, cast
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from eyas.data.schema import DataConfig, SourceConfig
-from eyas.errors import EyasError, at_least
+from eyas.errors import EyasError
+from eyas.fields import OPEN, at_least
 from eyas.serving.schema import ServerConfig
 from eyas.verifier.schema import VerifierConfig
 
@@ -203,7 +204,7 @@ class EvaluationConfig:
     """Other k to measure as well; each needs a server of its own."""
     num_prompts: int = MISSING
     """Prompts of each set."""
-    prompts: dict[str, SourceConfig] = MISSING
+    prompts: dict[str, SourceConfig] = field(default=MISSING, metadata=OPEN)
     """Prompt sets by name, each the first turn of its conversations; none: the held-out prompts."""
     max_tokens: int = MISSING
     """Tokens generated per prompt."""

@@ -19,13 +19,3 @@ def checking(name: str) -> Iterator[None]:
     except EyasError as error:
         error.check = error.check or name
         raise
-
-
-def at_least(key: str, value: float, least: float) -> None:
-    """Refuse a setting that is too small.
-
-    Raises:
-        EyasError: it is.
-    """
-    if value < least:
-        raise EyasError(f"{key}={value}: must be at least {least}")

@@ -119,3 +119,17 @@ def test_config_survives_its_own_yaml(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(config_yaml(config))
     assert to_dict(load_config(file)) == to_dict(config)
+
+
+def test_keys_of_the_users_own_need_no_plus() -> None:
+    config = compose(
+        [
+            "data.columns={prompt: q, response: a}",
+            "server.env.MY_VARIABLE='1'",
+            "verifier.chat.kwargs={enable_thinking: false}",
+        ],
+        [],
+    )
+    assert config.data.columns == {"prompt": "q", "response": "a"}
+    assert config.server.env["MY_VARIABLE"] == "1"
+    assert config.verifier.chat.kwargs == {"enable_thinking": False}

@@ -10,8 +10,9 @@ import pytest
 
 from eyas.config import Config
 from eyas.errors import EyasError
+from eyas.serving.command import command_line, environment_of
 from eyas.serving.schema import ServerConfig
-from eyas.serving.server import ServerDiedError, command_line, environment_of, inherited, serving
+from eyas.serving.server import ServerDiedError, inherited, serving
 from eyas.verifier.checkpoint import Checkpoint
 from served import http_server, server_config
 

@@ -18,7 +18,10 @@ from eyas.cli.auto import search_path, without_auto
 from eyas.cli.explain import CONF, explain
 from eyas.config import Config, to_config
 from eyas.errors import EyasError
+from eyas.fields import open_paths
 from eyas.process import fail
+
+OPEN_PATHS = tuple(f"{path}." for path in open_paths(Config))
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def from_command_line(task: Callable[[Composed], object]) -> None:
         jobs.append((composed, list(context.overrides.task), config_dirs))
 
     try:
-        sys.argv[1:] = without_auto(sys.argv[1:])
+        sys.argv[1:] = map(opened, without_auto(sys.argv[1:]))
         hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(collect)()
         all_composed = [Composed(to_config(config), overrides, config_dirs) for config, overrides, config_dirs in jobs]
     except EyasError as error:
@@ -68,9 +71,17 @@ def compose(overrides: list[str], config_dirs: list[str]) -> Config:
     ConfigStore.instance().store(name="schema", node=Config)
     try:
         with hydra.initialize_config_module(CONF, version_base="1.3"):
-            return to_config(hydra.compose("config", overrides=[*search_path(config_dirs), *overrides]))
+            return to_config(hydra.compose("config", overrides=[*search_path(config_dirs), *map(opened, overrides)]))
     except (HydraException, OmegaConfBaseException, ValueError, AttributeError) as error:
         raise EyasError(explain(error)) from None
+
+
+def opened(override: str) -> str:
+    """An override that adds to an open mapping (`data.columns={prompt: q}`), as Hydra wants it said."""
+    key, equals, _ = override.partition("=")
+    if equals and f"{key}.".startswith(OPEN_PATHS):
+        return f"++{override}"
+    return override
 
 
 def saved_overrides(directory: Path) -> tuple[list[str], list[str]]:

@@ -1,11 +1,12 @@
 """A run's report: report.md and training.png in its directory, and a short table in the terminal."""
 
-import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 from eyas.config import Config
 from eyas.run import Run, read_metrics
+from eyas.serving.command import draft_args, served_checkpoint, verifier_args
 from eyas.verifier.locate import locate
 
 
@@ -60,11 +61,9 @@ def summary(config: Config, run: Run) -> list[tuple[str, str]]:
 
 
 def serve_command(config: Config, run: Run) -> str:
-    """What serves the draft beside its verifier."""
-    verifier = config.verifier.path or locate(config.verifier).directory
-    speculative = {"method": "eagle3", "model": str(run.draft), "num_speculative_tokens": config.evaluation.k}
-    arguments = "".join(f" {argument}" for argument in config.verifier.vllm.args)
-    return f"vllm serve {verifier}{arguments} --speculative-config '{json.dumps(speculative)}'"
+    """What serves the draft beside its verifier, to be copied into a shell."""
+    verifier = [*served_checkpoint(locate(config.verifier)), *verifier_args(config.verifier)]
+    return shlex.join(["vllm", "serve", *verifier, *draft_args(run.draft, config.evaluation.k)])
 
 
 def acceptance_table(run: Run, metrics: list[dict[str, float]], config: Config) -> list[str]:

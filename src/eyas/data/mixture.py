@@ -12,7 +12,7 @@ from dataclasses import asdict
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from eyas.data.conversations import Conversation, Example, PlainText, read_conversations, reading_identity
+from eyas.data.conversations import Example, PlainText, TokenRow, read_conversations, reading_identity
 from eyas.data.schema import DataConfig, SourceConfig
 
 _IDENTITY = ("sample", "max_conversations", "weight")
@@ -132,8 +132,11 @@ def _content(example: Example) -> Any:
 
 def _opening(example: Example) -> Any:
     """What was asked before the first answer, however it is spaced or capitalised."""
-    if not isinstance(example, Conversation):
-        return example.text if isinstance(example, PlainText) else example.input_ids
+    if isinstance(example, PlainText):
+        return example.text
+    if isinstance(example, TokenRow):
+        asked_ids = list(takewhile(lambda pair: not pair[1], zip(example.input_ids, example.loss_mask, strict=True)))
+        return [token for token, _ in asked_ids] or example.input_ids
     asked = takewhile(lambda message: message["role"] != "assistant", example.messages)
     return [[message["role"], " ".join(str(message["content"]).split()).casefold()] for message in asked]
 

@@ -1,12 +1,13 @@
 """The group `data`: where conversations come from, and what is made of them. Torch-free."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from omegaconf import MISSING
 
 from eyas.data.shapes import FIELDS, Shape
-from eyas.errors import EyasError, at_least
+from eyas.errors import EyasError
+from eyas.fields import OPEN, at_least
 
 
 class Responses(Enum):
@@ -35,7 +36,7 @@ class SourceConfig:
     """The verifier (its name) that wrote the answers; null: not known, or not a verifier."""
     shape: Shape | None = MISSING
     """What a row holds; null: detected from the columns and printed."""
-    columns: dict[str, str] = MISSING
+    columns: dict[str, str] = field(default=MISSING, metadata=OPEN)
     """Our field -> the data's column, where the names differ: {prompt: question, response: answer}."""
     drop_media: bool = MISSING
     """Drop image, audio and video parts and keep the text around them; false: such rows are bad rows."""
@@ -71,7 +72,7 @@ class SourceConfig:
 class DataConfig(SourceConfig):
     """Conversations whose assistant turns the verifier wrote: one source, or a mixture of several."""
 
-    mixture: dict[str, SourceConfig] = MISSING
+    mixture: dict[str, SourceConfig] = field(default=MISSING, metadata=OPEN)
     """Several sources instead of `path`, by a name of your choice."""
     responses: Responses = MISSING
     seed: int = MISSING

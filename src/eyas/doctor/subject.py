@@ -39,6 +39,11 @@ EXPECTED = {
     "p10_vocabulary": "ids of the tokenizer fit the embedding, and no padded id can enter the draft vocabulary",
     "p11_num_layers": "as many layers as the weights hold",
     "p13_draft_shape": "head counts that divide, and a width worth training",
+    "p20_mask": "what the verifier wrote is supervised, up to the token that ends it, and nothing else",
+    "p22_template": "the reasoning that the verifier writes, and the same template and arguments when training and serving",
+    "p23_tokenizer": "one tokenizer and one template from the tokens to serving",
+    "p28_rows": "no more bad rows than data.max_bad_rows",
+    "p29_overlap": "no held-out prompt is trained on",
 }
 
 

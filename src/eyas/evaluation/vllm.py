@@ -15,7 +15,7 @@ from eyas.evaluation.prompts import prompt_sets
 from eyas.evaluation.report import acceptance, first_difference, report
 from eyas.run import PROVENANCE_FILE, Run
 from eyas.serving.client import Request, send
-from eyas.serving.draft import draft_args
+from eyas.serving.command import draft_args
 from eyas.serving.metrics import SpeculationCounts, speculation
 from eyas.serving.server import Server, serving
 from eyas.verifier.locate import locate

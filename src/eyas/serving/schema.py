@@ -3,12 +3,13 @@
 Torch-free, as `eyas.config`. What belongs to the model itself (its own arguments of `vllm serve`) is in `verifier.vllm`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from omegaconf import MISSING
 
 from eyas.errors import EyasError
+from eyas.fields import OPEN
 
 
 class Connector(Enum):
@@ -30,7 +31,7 @@ class ServerConfig:
     """What starts vLLM, up to the model, in whatever environment it is installed: [/opt/vllm/bin/vllm, serve]."""
     args: list[str] = MISSING
     """More arguments of the command; they stand last, so they win."""
-    env: dict[str, str] = MISSING
+    env: dict[str, str] = field(default=MISSING, metadata=OPEN)
     """More environment variables of the server; they win over `verifier.vllm.env`."""
     gpus: list[int] | None = MISSING
     """The GPUs that the server sees; null: those that Eyas sees."""

@@ -14,6 +14,7 @@ from eyas.errors import EyasError
 from eyas.process import PARENT
 from eyas.progress import duration
 from eyas.serving.cause import cause, last_line
+from eyas.serving.command import command_line, environment_of
 from eyas.serving.endpoint import failure, get, is_healthy, served_models
 from eyas.serving.guard import start_guarded, stop_guarded
 from eyas.serving.schema import ServerConfig
@@ -117,40 +118,6 @@ def serving(
         yield server
     finally:
         stop_guarded(guard)
-
-
-def command_line(
-    config: ServerConfig, verifier: VerifierConfig, checkpoint: Checkpoint, *, args: Sequence[str] = (), port: int
-) -> list[str]:
-    """The whole command that serves this verifier; what stands later wins: server, verifier, stage, `server.args`."""
-    repository, _, commit = (checkpoint.hub or "").partition("@")
-    command = [*config.command, repository or str(checkpoint.directory)]
-    if commit:
-        command += ["--revision", commit]
-    command += ["--served-model-name", verifier.name, "--host", config.host, "--port", str(port)]
-    if config.tensor_parallel > 1:
-        command += ["--tensor-parallel-size", str(config.tensor_parallel)]
-    if config.data_parallel > 1:
-        command += ["--data-parallel-size", str(config.data_parallel)]
-    if config.expert_parallel:
-        command += ["--enable-expert-parallel"]
-    if config.memory_share is not None:
-        command += ["--gpu-memory-utilization", str(config.memory_share)]
-    if config.kv_cache_dtype != "auto":
-        command += ["--kv-cache-dtype", config.kv_cache_dtype]
-    if config.max_length is not None:
-        command += ["--max-model-len", str(config.max_length)]
-    if verifier.tokenizer.path is not None:
-        command += ["--tokenizer", verifier.tokenizer.path]
-    if verifier.chat.template is not None:
-        command += ["--chat-template", verifier.chat.template]
-    return [*command, *verifier.vllm.args, *args, *config.args]
-
-
-def environment_of(config: ServerConfig, verifier: VerifierConfig, env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that belong to the command: those of GPUs, verifier, stage and server."""
-    gpus = {} if config.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, config.gpus))}
-    return {**gpus, **verifier.vllm.env, **env, **config.env}
 
 
 def inherited(program: str) -> dict[str, str]:

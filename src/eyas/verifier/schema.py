@@ -3,13 +3,14 @@
 Torch-free, as `eyas.config`, which holds the other groups. Every default stands in `conf/verifier/arch/llama.yaml`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from omegaconf import MISSING
 
 from eyas.errors import EyasError
+from eyas.fields import OPEN
 
 
 class NormKind(Enum):
@@ -234,7 +235,7 @@ class ChatConfig:
     renderer: Renderer = MISSING
     template: str | None = MISSING
     """A Jinja file; null: the tokenizer's own template."""
-    kwargs: dict[str, Any] = MISSING
+    kwargs: dict[str, Any] = field(default=MISSING, metadata=OPEN)
     """Arguments of the chat template, such as enable_thinking; recorded with the tokens."""
 
 
@@ -253,7 +254,7 @@ class VllmConfig:
     """How vLLM serves the verifier."""
 
     args: list[str] = MISSING
-    env: dict[str, str] = MISSING
+    env: dict[str, str] = field(default=MISSING, metadata=OPEN)
     eagle3: bool | None = MISSING
     """vLLM can capture this architecture's states and serve EAGLE-3 drafts for it; null: nobody has looked."""
     last_state: bool = MISSING
