@@ -9,7 +9,7 @@ import torch
 from eyas.artifact import write_manifest
 from eyas.config import Config
 from eyas.errors import EyasError
-from eyas.run import Run, length, read_metrics
+from eyas.run import PROVENANCE_FILE, Run, length, read_metrics
 from eyas.training import schedule
 from eyas.training.metrics import acceptance
 from eyas.training.record import MetricsCsv
@@ -49,11 +49,27 @@ def test_trained_means_to_the_length_that_is_asked_for(tiny: Callable[..., Confi
     assert not run.is_trained(tiny("training.epochs=2"))
 
 
+def test_exported_means_in_every_format_that_is_asked_for(tiny: Callable[..., Config], tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert not run.is_exported(tiny())
+    checkpoint(run, 20, {})
+    for directory, step, expected in ((run.draft, 10, False), (run.draft, 20, True), (run.raw_draft, 10, True)):
+        directory.mkdir(exist_ok=True)
+        (directory / PROVENANCE_FILE).write_text(f'{{"step": {step}}}')
+        assert run.is_exported(tiny()) is expected
+    assert not run.is_exported(tiny("export.formats=[vllm,sglang]"))
+    (run.raw_draft / PROVENANCE_FILE).write_text('{"step": 20}')
+    assert run.is_exported(tiny("export.formats=[vllm,sglang]"))
+
+
 def test_identity_ignores_hardware_logging_and_length(tiny: Callable[..., Config], tiny_checkpoint: Checkpoint) -> None:
     run = Run.of(tiny("name=a"))
     with run.opened(tiny("name=a"), ["verifier=tiny_llama"], []):
         pass
-    for same in ("trainer=1gpu", "logger=wandb", "evaluation.k=5", "training.epochs=9", "training.log_every_n_steps=7"):
+    for same in (
+        *("trainer=1gpu", "logger=wandb", "evaluation.k=5", "training.epochs=9", "training.log_every_n_steps=7"),
+        *("export.formats=[vllm,sglang]", "verifier.deployment.kv_cache_dtype=fp8"),
+    ):
         run.check(tiny("name=a", same))
     for other in (
         "draft.num_layers=2",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from eyas.data.schema import DataConfig, SourceConfig
 from eyas.errors import EyasError
@@ -52,6 +53,13 @@ class Accelerator(Enum):
 
     cpu = "cpu"
     cuda = "cuda"
+
+
+class ExportFormat(Enum):
+    """A format that an exported draft is written in."""
+
+    vllm = "vllm"  # speculators' format, in draft/
+    sglang = "sglang"  # the raw Eagle3 format, in draft-sglang/
 
 
 class Engine(Enum):
@@ -212,6 +220,8 @@ class EvaluationConfig:
     """0: greedy, and the output is compared with plain decoding."""
     concurrency: list[int] = MISSING
     """Requests at a time, each measured; at the first one outputs are compared."""
+    allow_unservable: bool = MISSING
+    """Train although the probe before step 1 failed: vLLM can't serve such a draft beside this verifier."""
     dtype: Dtype = MISSING
 
     def __post_init__(self) -> None:
@@ -232,6 +242,22 @@ class EvaluationConfig:
 
 
 @dataclass(kw_only=True)
+class ExportConfig:
+    """What a trained draft is written as."""
+
+    formats: list[ExportFormat] = MISSING
+    """vllm (what is measured, so always there); sglang beside it: the raw Eagle3 format, written and read back, not served."""
+
+    def __post_init__(self) -> None:
+        names = [chosen.name for chosen in self.formats]
+        if ExportFormat.vllm not in self.formats or len({*names}) != len(names):
+            raise EyasError(
+                f"export.formats=[{','.join(names)}]: expected vllm, which is what is measured, and each format once; "
+                "for instance [vllm,sglang]"
+            )
+
+
+@dataclass(kw_only=True)
 class Config:
     """Everything one run needs."""
 
@@ -242,6 +268,8 @@ class Config:
     seed: int = MISSING
     outputs: str = MISSING
     """The directory of all runs and of the shared store."""
+    serve: bool = MISSING
+    """`eyas doctor serve=true`: serve the untrained draft too, as every training does that vLLM will evaluate."""
     verifier: VerifierConfig = MISSING
     data: DataConfig = MISSING
     generation: GenerationConfig = MISSING
@@ -252,6 +280,7 @@ class Config:
     scheduler: dict[str, Any] = MISSING
     trainer: TrainerConfig = MISSING
     logger: dict[str, Any] = MISSING
+    export: ExportConfig = MISSING
     evaluation: EvaluationConfig = MISSING
     server: ServerConfig = MISSING
 
@@ -291,8 +320,18 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def load_config(file: Path) -> Config:
-    """Read a resolved configuration that was written as `config_yaml`."""
-    return to_config(cast(DictConfig, OmegaConf.load(file)))
+    """Read a resolved configuration that was written as `config_yaml`.
+
+    Raises:
+        EyasError: another version of Eyas wrote it.
+    """
+    try:
+        return to_config(cast(DictConfig, OmegaConf.load(file)))
+    except OmegaConfBaseException as error:
+        raise EyasError(
+            f"{file} was written by another version of Eyas ({error.full_key}: {str(error).splitlines()[0]}); use that version, "
+            "or start anew with another name=..."
+        ) from None
 
 
 def config_yaml(config: Config) -> str:

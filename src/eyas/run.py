@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from eyas.artifact import locked, read_manifest, write_file
-from eyas.config import Config, config_yaml, flatten
+from eyas.config import Config, ExportFormat, config_yaml, flatten
 from eyas.errors import EyasError
 from eyas.stages import run_identity
 
@@ -48,6 +48,11 @@ class Run:
     @property
     def draft(self) -> Path:
         return self.directory / "draft"
+
+    @property
+    def raw_draft(self) -> Path:
+        """The draft in the raw Eagle3 format, where `export.formats` has sglang."""
+        return self.directory / "draft-sglang"
 
     @property
     def server_log(self) -> Path:
@@ -131,8 +136,13 @@ class Run:
 
     def exported_step(self) -> int | None:
         """The step of the draft that was exported; None before the first export."""
-        file = self.draft / PROVENANCE_FILE
-        return int(json.loads(file.read_text())["step"]) if file.exists() else None
+        return _step(self.draft)
+
+    def is_exported(self, config: Config) -> bool:
+        """Whether the newest checkpoint's draft is there, in every format that `config` asks for."""
+        newest = self.newest_checkpoint()
+        wanted = [self.draft, *([self.raw_draft] if ExportFormat.sglang in config.export.formats else [])]
+        return newest is not None and all(_step(it) == read_manifest(newest)["step"] for it in wanted)
 
     def evaluation(self) -> dict[str, Any]:
         """evaluation.json; empty where the draft that is there has not been measured."""
@@ -154,6 +164,11 @@ def read_metrics(file: Path) -> list[dict[str, float]]:
             {key: int(value) if key == "step" else float(value) for key, value in row.items() if value}
             for row in csv.DictReader(stream)
         ]
+
+
+def _step(draft: Path) -> int | None:
+    file = draft / PROVENANCE_FILE
+    return int(json.loads(file.read_text())["step"]) if file.exists() else None
 
 
 def _check_writable(directory: Path) -> None:

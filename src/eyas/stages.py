@@ -41,6 +41,20 @@ def canary_file(config: Config) -> Path:
     return store(config) / f"canary-{locate(config.verifier).identity[:16]}.json"
 
 
+def probe_file(config: Config) -> Path:
+    """Stands once an untrained draft of this shape was served beside this verifier, by this vLLM and with these arguments."""
+    server = to_dict(config.server)
+    fields = {
+        "verifier": locate(config.verifier).identity,
+        "draft": {"layer_ids": draft_shape(config).layer_ids, **to_dict(config.draft)},
+        "chat": to_dict(config.verifier.chat),
+        "vllm": to_dict(config.verifier.vllm),
+        "server": {key: server[key] for key in ("endpoints", "command", "args", "env", "kv_cache_dtype")},
+        "evaluation": {"k": config.evaluation.k, "dtype": config.evaluation.dtype.name},
+    }
+    return store(config) / "probe" / f"{fingerprint('probe', fields, {})[:16]}.json"
+
+
 def regenerates(config: Config) -> bool:
     """Whether the verifier answers anew (`data.responses`)."""
     if config.data.responses is not Responses.auto:
@@ -105,9 +119,9 @@ def parity_file(config: Config) -> Path:
 
 
 def run_identity(config: Config) -> dict[str, Any]:
-    """The values that change what a run learns; `trainer`, `logger`, `evaluation` and the length do not."""
+    """The values that change what a run learns; `trainer`, `logger`, `evaluation`, `export` and the length do not."""
     values = to_dict(config)
-    for key in ("name", "group", "outputs", "trainer", "logger", "evaluation", "server"):
+    for key in ("name", "group", "outputs", "serve", "trainer", "logger", "evaluation", "server", "export"):
         del values[key]
     for key in (
         "max_steps",

@@ -37,7 +37,9 @@ def test_what_a_run_leaves(outputs: Path) -> None:
     assert report["tau"] == pytest.approx(1 + sum(report["acceptance"]))
     assert "![training](training.png)" in (directory / "report.md").read_text()
     assert (directory / "training.png").stat().st_size > 10_000
-    assert {path.name for path in (directory / "draft").iterdir()} == {"config.json", "eyas.json", "model.safetensors"}
+    exported = {path.name for path in (directory / "draft").iterdir()}
+    assert exported == {"README.md", "config.json", "eyas.json", "model.safetensors"}
+    assert f"| {report['tau']:.2f} |" in (directory / "draft" / "README.md").read_text()
     assert [path.name for path in sorted((directory / "checkpoints").iterdir())] == ["step-00000030", "step-00000033"]
     assert not list(outputs.rglob("*.partial"))
 

@@ -2,16 +2,21 @@
 
 from pathlib import Path
 
-from eyas.capture.transformers import capture
-from eyas.config import load_config
+from eyas.capture.stage import capture
+from eyas.config import Engine, load_config
 from eyas.process import child_main
-from eyas.stages import check_engines
 
 
 def main(config_file: Path) -> None:
     config = load_config(config_file)
-    check_engines(config)
-    capture(config)
+    if config.capture.engine is Engine.vllm:
+        from eyas.capture.vllm import in_vllm
+
+        capture(config, in_vllm)
+    else:
+        from eyas.capture.transformers import in_transformers
+
+        capture(config, in_transformers)
 
 
 if __name__ == "__main__":

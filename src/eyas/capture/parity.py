@@ -3,10 +3,13 @@
 It is the one proof that no wrong reading passes: another norm, a forgotten scale, a norm applied twice all have the right
 shapes and train a bad draft. So the declared reading must match, and every other reading of the same tensors must not.
 
-Shapes: N positions, H hidden size, V verifier vocabulary.
+A server does not give its logits away, only the log-probabilities of its K most likely tokens (`Reported`): the same
+judgement is made on these.
+
+Shapes: N positions, H hidden size, V verifier vocabulary, K tokens that a server reports.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +18,7 @@ from transformers import PreTrainedModel
 
 from eyas.capture.modules import Modules
 from eyas.capture.tap import Tap
+from eyas.errors import EyasError
 from eyas.verifier.facts import Arithmetic, Step
 from eyas.verifier.schema import NormKind, Target, VerifierConfig
 from eyas.verifier.teacher import Teacher, apply, normalise
@@ -89,15 +93,66 @@ def compare(rebuilt_NV: Tensor, own_NV: Tensor, dtype: torch.dtype) -> Parity:
     )
 
 
+@dataclass(frozen=True)
+class Reported:
+    """What a server says of N positions: its K most likely next tokens there, best first, in nats."""
+
+    ids_NK: Tensor
+    logprobs_NK: Tensor
+
+    def divergence(self, rebuilt_NV: Tensor) -> float:
+        """Mean KL from the server's distribution, with all tokens that it does not name taken as one; at most the true KL."""
+        ours_NK = self._of(rebuilt_NV)
+        theirs_NK = self.logprobs_NK.double()
+        rest_N, our_rest_N = ((1 - it.exp().sum(-1)).clamp_min(1e-9) for it in (theirs_NK, ours_NK))
+        named_N = (theirs_NK.exp() * (theirs_NK - ours_NK)).sum(-1)
+        return max(0.0, float((named_N + rest_N * (rest_N / our_rest_N).log()).mean()))
+
+    def compare(self, rebuilt_NV: Tensor, dtype: torch.dtype) -> Parity:
+        """As `compare`; the difference is that of the log-probabilities."""
+        clear_N = (self.logprobs_NK[:, 0] - self.logprobs_NK[:, 1]) > (0.0 if dtype is torch.float32 else CLEAR_GAP)
+        same_N = rebuilt_NV.argmax(-1) == self.ids_NK[:, 0]
+        return Parity(
+            num_positions=len(self.ids_NK),
+            argmax=float(same_N[clear_N].float().mean()) if clear_N.any() else 1.0,
+            kl=self.divergence(rebuilt_NV),
+            difference=float((self._of(rebuilt_NV) - self.logprobs_NK).norm() / self.logprobs_NK.norm()),
+        )
+
+    def _of(self, rebuilt_NV: Tensor) -> Tensor:
+        return rebuilt_NV.double().log_softmax(-1).gather(-1, self.ids_NK)
+
+
 @torch.inference_mode()
-def alternatives(teacher: Teacher, state_NH: Tensor, own_NV: Tensor) -> list[Alternative]:
-    """Every other reading that gives other logits than the teacher's; those that don't are no mistake."""
+def alternatives(teacher: Teacher, state_NH: Tensor, own: Tensor | Callable[[Tensor], float]) -> list[Alternative]:
+    """Every other reading that gives other logits than the teacher's; those that don't are no mistake.
+
+    Args:
+        own: The verifier's own logits [N, V], or what measures the divergence of rebuilt ones from them.
+    """
     ours_NV = teacher(state_NH)
     found = []
     for name, other_NV in _other_readings(teacher, state_NH):
         if divergence(ours_NV, other_NV) > 1e-7:
-            found.append(Alternative(name, divergence(own_NV, other_NV)))
+            kl = divergence(own, other_NV) if isinstance(own, Tensor) else own(other_NV)
+            found.append(Alternative(name, kl))
     return found
+
+
+def refuse_another_reading(parity: Parity, others: Sequence[Alternative], dtype: torch.dtype) -> None:
+    """Stop where the teacher is not the verifier, or where another reading of its tensors might be.
+
+    Raises:
+        EyasError: a wrong hook, norm or head, which no loss curve would show.
+    """
+    nearer = [it.name for it in confusable(others, parity)]
+    if nearer or not parity.holds(dtype):
+        hint = f" (nearer: {', '.join(nearer)})" if nearer else ""
+        raise EyasError(
+            f"the teacher's logits are not the verifier's own: {parity}{hint}; "
+            "verifier.norm, verifier.post_head, verifier.keys or verifier.transformers is not what this model does, "
+            "eyas doctor shows more"
+        )
 
 
 def confusable(others: Sequence[Alternative], parity: Parity) -> list[Alternative]:

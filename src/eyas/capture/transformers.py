@@ -1,80 +1,58 @@
-"""Capture with the verifier in transformers: the states stage.
+"""Capture with the verifier in transformers: batches of similar length, planned per shard, so that they are always the same."""
 
-Rows are dealt to shards, and within a shard to batches of similar length, before anything is run: a capture that was
-killed goes on after its last whole shard and ends with the same bytes.
-"""
-
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from eyas.artifact import building, complete, sha256_of, write_file
 from eyas.capture.modules import Modules, find_modules
-from eyas.capture.parity import Parity, alternatives, compare, confusable, own_logits
+from eyas.capture.parity import Parity, alternatives, compare, own_logits, refuse_another_reading
 from eyas.capture.tap import Tap, load_verifier
-from eyas.config import Config, to_dict
-from eyas.data.store import Document, plan_shards, shard_name, write_shard
-from eyas.data.tokens import Tokens, load_tokens
-from eyas.errors import EyasError
+from eyas.config import Config
+from eyas.data.store import Document
+from eyas.data.tokens import Tokens
 from eyas.progress import Progress
-from eyas.stages import draft_shape, parity_file, states_artifact, tokens_artifact, verifier_facts
+from eyas.stages import draft_shape, verifier_facts
 from eyas.verifier.locate import locate
 from eyas.verifier.schema import VerifierConfig
 from eyas.verifier.teacher import Teacher
 
 
-def capture(config: Config) -> None:
-    """Write the states artifact of the tokens artifact, unless it exists, and prove how the verifier is read."""
-    artifact, proof = states_artifact(config), parity_file(config)
-    tokens = load_tokens(tokens_artifact(config).directory)
-    with building(artifact) as partial:
-        if partial is not None:
-            _write_shards(config, tokens, partial)
-            shards = plan_shards(tokens.lengths, config.capture.tokens_per_shard)
-            entries = [_entry(partial, index, rows, tokens) for index, rows in enumerate(shards)]
-            complete(artifact, partial, {"tokens": sum(tokens.lengths), "shards": entries})
-    if not proof.exists():  # the states were there, but nobody has read them this way
-        write_file(proof, _proved(config, tokens)[2])
-
-
-def _write_shards(config: Config, tokens: Tokens, partial: Path) -> None:
-    """Capture every shard that is not there yet."""
-    shards = plan_shards(tokens.lengths, config.capture.tokens_per_shard)
-    missing = [index for index in range(len(shards)) if not (partial / shard_name(index)).exists()]
-    num_missing = sum(tokens.lengths[row] for index in missing for row in shards[index])
-    done = sum(tokens.lengths) - num_missing
-    if done:
-        print(f"capture  resumes after {done:,} of {sum(tokens.lengths):,} tokens", flush=True)
-    if not missing:
-        return
-    verifier, tap, parity = _proved(config, tokens)
-    write_file(partial / parity_file(config).name, parity)
-    progress = Progress("capture", sum(tokens.lengths), "tokens", done=done)
-    for index in missing:
-        documents = _documents(verifier, tap, tokens, shards[index], config.capture.tokens_per_batch, progress)
-        write_shard(partial / shard_name(index), documents)
-
-
-def _proved(config: Config, tokens: Tokens) -> tuple[PreTrainedModel, Tap, str]:
-    """The verifier with its hooks, and the proof (JSON) that the teacher's logits are its own.
-
-    Raises:
-        EyasError: they are not.
-    """
+@contextmanager
+def in_transformers(config: Config, tokens: Tokens, _: Path) -> Iterator["TransformersEngine"]:
+    """The verifier of this configuration in this process, with its hooks."""
     checkpoint, facts = locate(config.verifier), verifier_facts(config)
     dtype, device = getattr(torch, config.capture.dtype.name), torch.device(config.trainer.accelerator.name)
-    verifier = load_verifier(checkpoint, config.verifier, dtype, device)
-    modules = find_modules(verifier, config.verifier, facts.num_layers)
+    model = load_verifier(checkpoint, config.verifier, dtype, device)
+    modules = find_modules(model, config.verifier, facts.num_layers)
     print(f"capture  hooks {', '.join(f'{what}: {path}' for what, path in modules.paths.items())}", flush=True)
-    teacher = Teacher.from_checkpoint(checkpoint, facts, dtype).to(device)
-    parity = check_parity(verifier, modules, config.verifier, teacher, tokens.row(0)[0])
-    print(f"capture  parity {parity}", flush=True)
-    proof = {**vars(parity), "arithmetic": to_dict(facts.arithmetic)}
-    return verifier, Tap(modules, draft_shape(config).layer_ids, config.verifier), json.dumps(proof, indent=2) + "\n"
+    yield TransformersEngine(config, tokens, model, modules)
+
+
+@dataclass(frozen=True)
+class TransformersEngine:
+    """The verifier as a module of this process."""
+
+    config: Config
+    tokens: Tokens
+    model: PreTrainedModel
+    modules: Modules
+
+    def prove(self) -> Parity:
+        checkpoint, facts = locate(self.config.verifier), verifier_facts(self.config)
+        dtype = getattr(torch, self.config.capture.dtype.name)
+        teacher = Teacher.from_checkpoint(checkpoint, facts, dtype).to(self.model.device)
+        return check_parity(self.model, self.modules, self.config.verifier, teacher, self.tokens.row(0)[0])
+
+    def shards(self, missing: Mapping[int, range], progress: Progress) -> Iterator[tuple[int, list[Document]]]:
+        tap = Tap(self.modules, draft_shape(self.config).layer_ids, self.config.verifier)
+        tokens_per_batch = self.config.capture.tokens_per_batch
+        for index, rows in missing.items():
+            yield index, _documents(self.model, tap, self.tokens, rows, tokens_per_batch, progress)
 
 
 def check_parity(
@@ -88,14 +66,7 @@ def check_parity(
     _, state_NH, own_NV = own_logits(model, modules, verifier, [row])
     own_NV, dtype = own_NV[:, : len(teacher.head)], teacher.head.dtype
     parity = compare(teacher(state_NH), own_NV, dtype)
-    nearer = [it.name for it in confusable(alternatives(teacher, state_NH, own_NV), parity)]
-    if nearer or not parity.holds(dtype):
-        hint = f" (nearer: {', '.join(nearer)})" if nearer else ""
-        raise EyasError(
-            f"the teacher's logits are not the verifier's own: {parity}{hint}; "
-            "verifier.norm, verifier.post_head, verifier.keys or verifier.transformers is not what this model does, "
-            "eyas doctor shows more"
-        )
+    refuse_another_reading(parity, alternatives(teacher, state_NH, own_NV), dtype)
     return parity
 
 
@@ -138,13 +109,3 @@ def _forward(verifier: PreTrainedModel, tap: Tap, ids_BS: Tensor, attention_BS: 
             **tap.arguments(verifier),
         )
         return tap.take()
-
-
-def _entry(directory: Path, index: int, rows: range, tokens: Tokens) -> dict[str, object]:
-    name = shard_name(index)
-    return {
-        "file": name,
-        "sha256": sha256_of(directory / name),
-        "first_row": rows.start,
-        "lengths": [tokens.lengths[row] for row in rows],
-    }

@@ -7,7 +7,7 @@
     eyas doctor   key=value ...        every check of a verifier and a configuration, as a table and doctor.json
     eyas doctor   --list               the named verifiers and their facts
     eyas inspect  DIR                  what a checkpoint is, as a YAML to keep (--bundle=FILE.zip: its headers, to report)
-    eyas export   RUN_DIR              a run's newest checkpoint -> draft/ (what vLLM loads)
+    eyas export   RUN_DIR              a run's newest checkpoint -> draft/ (what vLLM loads; export.formats=[vllm,sglang])
     eyas evaluate RUN_DIR key=value    measure a run's draft (evaluation=..., server=... and their keys)
 
 verifier=auto verifier.path=DIR finds the verifier's YAML by its checkpoint.
@@ -24,6 +24,7 @@ from eyas.cli.compose import Composed, command_line_without, compose, from_comma
 from eyas.cli.inspect import inspect, list_verifiers
 from eyas.compare.report import print_summary, write_report
 from eyas.config import config_yaml, load_config
+from eyas.draft.handover import check_provenance
 from eyas.errors import EyasError
 from eyas.process import fail, run_child
 from eyas.run import Run
@@ -38,11 +39,17 @@ COMPOSING: dict[str, Callable[[Composed], object]] = {
 
 
 def export(run: Run, overrides: list[str]) -> None:
-    """Export the newest checkpoint, again if need be."""
-    if overrides:
-        raise EyasError(f"eyas export takes a run directory and nothing else, found {' '.join(overrides)}")
+    """Export the newest checkpoint, again if need be, in other formats if asked."""
+    foreign = [override for override in overrides if not override.startswith("export.")]
+    if foreign:
+        raise EyasError(f"eyas export changes export.formats and nothing else, not {' '.join(foreign)}")
+    config = load_config(run.config_file)
+    saved, config_dirs = saved_overrides(run.directory)
+    config.export = compose([*saved, *overrides], config_dirs).export
     with run.held():
+        write_file(run.config_file, config_yaml(config))
         run_child("eyas.draft.export", run.directory)
+        write_report(config, run)
 
 
 def evaluate(run: Run, overrides: list[str]) -> None:
@@ -58,7 +65,8 @@ def evaluate(run: Run, overrides: list[str]) -> None:
     config.evaluation, config.server = asked.evaluation, asked.server
     with run.held():
         write_file(run.config_file, config_yaml(config))
-        train.export(run)
+        train.export(config, run)
+        check_provenance(config, run)
         train.evaluate(config, run)
         write_report(config, run)
         print_summary(config, run)

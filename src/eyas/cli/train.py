@@ -10,7 +10,7 @@ from pathlib import Path
 from eyas.artifact import read_manifest
 from eyas.cli.compose import Composed, from_command_line
 from eyas.compare.report import print_summary, write_report
-from eyas.config import Config, config_yaml, to_dict
+from eyas.config import Config, Engine, config_yaml, to_dict
 from eyas.data.report import changed, dropped, print_report, read_examples
 from eyas.errors import EyasError
 from eyas.process import run_child
@@ -32,10 +32,12 @@ def train(composed: Composed) -> None:
     preflight(config)
 
     prepare(config)
+    if config.evaluation.engine is Engine.vllm and not run.newest_checkpoint():
+        run_stage("eyas.evaluation.probe", config)
     capture(config)
     with run.opened(config, composed.overrides, composed.config_dirs):
         fit(config, run)
-        export(run)
+        export(config, run)
         evaluate(config, run)
         write_report(config, run)
         print_summary(config, run)
@@ -57,6 +59,9 @@ def doctor(config: Config) -> None:
     """Every check, the expensive ones too; exit code 0 only without a failure."""
     make_verifier(config)
     run_stage("eyas.doctor", config)
+    if config.serve:
+        prepare(config)
+        run_stage("eyas.evaluation.probe", config)
 
 
 def generate(config: Config) -> None:
@@ -120,10 +125,9 @@ def fit(config: Config, run: Run) -> None:
         raise EyasError(f"training stopped at {run.newest_checkpoint()}, before its end; the same command carries on")
 
 
-def export(run: Run) -> None:
-    """The draft in the format that vLLM loads."""
-    newest = run.newest_checkpoint()
-    if newest is None or run.exported_step() != read_manifest(newest)["step"]:
+def export(config: Config, run: Run) -> None:
+    """The draft in the formats that are asked for."""
+    if not run.is_exported(config):
         run_child("eyas.draft.export", run.directory)
 
 

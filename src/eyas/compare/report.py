@@ -1,17 +1,16 @@
 """A run's report: report.md and training.png in its directory, and a short table in the terminal."""
 
-import shlex
 from pathlib import Path
 from typing import Any
 
 from eyas.config import Config
+from eyas.draft.handover import serve_line, write_card
 from eyas.run import Run, read_metrics
-from eyas.serving.command import draft_args, served_checkpoint, verifier_args
 from eyas.verifier.locate import locate
 
 
 def write_report(config: Config, run: Run) -> None:
-    """Write report.md and training.png from what the run left."""
+    """Write report.md and training.png from what the run left, and the draft's card anew, now that it may be measured."""
     metrics = read_metrics(run.metrics_file)
     plot_training(metrics, run.directory / "training.png", config)
     lines = [f"# {config.name}", "", "| | |", "|--|--|"]
@@ -20,6 +19,7 @@ def write_report(config: Config, run: Run) -> None:
     lines += ["", "Serve it:", "", "```bash", serve_command(config, run), "```", ""]
     lines += run.evaluation().get("verdict", [])
     (run.directory / "report.md").write_text("\n".join(lines) + "\n")
+    write_card(config, run)
 
 
 def print_summary(config: Config, run: Run) -> None:
@@ -62,8 +62,7 @@ def summary(config: Config, run: Run) -> list[tuple[str, str]]:
 
 def serve_command(config: Config, run: Run) -> str:
     """What serves the draft beside its verifier, to be copied into a shell."""
-    verifier = [*served_checkpoint(locate(config.verifier)), *verifier_args(config.verifier)]
-    return shlex.join(["vllm", "serve", *verifier, *draft_args(run.draft, config.evaluation.k)])
+    return serve_line(config.verifier, locate(config.verifier), run.draft, config.evaluation.k)
 
 
 def acceptance_table(run: Run, metrics: list[dict[str, float]], config: Config) -> list[str]:

@@ -59,14 +59,20 @@ class RowMaker:
 
     def _whole_rows(self, example: Example, counts: Counter[str]) -> list[Row]:
         if isinstance(example, Conversation):
-            rows = self._rendered(example)
+            rows = self.rendered(example)
             counts["row_per_turn_conversations"] += len(rows) > 1
             return rows
         if isinstance(example, PlainText):
             return self._text_rows(example.text)
         return [Row(example.input_ids, example.loss_mask)]
 
-    def _rendered(self, conversation: Conversation) -> list[Row]:
+    def rendered(self, conversation: Conversation) -> list[Row]:
+        """A conversation's rows, uncut.
+
+        Raises:
+            RefusedError: the template refuses the turns.
+            EyasError: no template, or spans that can't be told.
+        """
         last_turn_only = self.data.last_turn_only
         if self.render_ids is not None:
             return render_by_ids(self.render_ids, conversation, self.stop_ids, last_turn_only=last_turn_only)

@@ -6,6 +6,7 @@ from pathlib import Path
 from eyas.artifact import write_file
 from eyas.config import load_config
 from eyas.doctor.data_checks import examine_data
+from eyas.doctor.draft_checks import examine_export, examine_handover
 from eyas.doctor.facts_checks import examine_facts
 from eyas.doctor.findings import Verdict, print_table, to_json
 from eyas.doctor.model_checks import examine_model
@@ -27,6 +28,7 @@ def main(config_file: Path) -> None:
         pass  # it is a row already
     else:
         findings += [*examine_data(config), *examine_training(config), *examine_model(config, checkpoint, facts)]
+        findings += [*examine_handover(config), *examine_export(config)]
     print_table(findings)
     report = Path(config.outputs) / "doctor.json"
     report.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 from eyas.config import load_config
 from eyas.doctor.data_checks import examine_data
 from eyas.doctor.data_sample import reads_files_only
+from eyas.doctor.draft_checks import examine_handover
 from eyas.doctor.facts_checks import examine_facts
 from eyas.doctor.findings import Verdict
 from eyas.doctor.training_checks import examine_training
@@ -17,6 +18,8 @@ from eyas.verifier.locate import locate
 def main(config_file: Path) -> None:
     config = load_config(config_file)
     findings = [*examine_facts(config, locate(config.verifier), read_library()), *examine_training(config)]
+    if not any(it.verdict is Verdict.fail for it in findings):
+        findings += examine_handover(config)
     # Another process has the whole data before it; what would take long to import is left to that one.
     if reads_files_only(config) and not any(it.verdict is Verdict.fail for it in findings):
         findings += examine_data(config)

@@ -44,6 +44,10 @@ EXPECTED = {
     "p23_tokenizer": "one tokenizer and one template from the tokens to serving",
     "p28_rows": "no more bad rows than data.max_bad_rows",
     "p29_overlap": "no held-out prompt is trained on",
+    "p50_round_trip": "an exported draft is the live one, tensor by tensor",
+    "p51_vllm_config": "vLLM's own class reads the exported config as it is meant",
+    "p52_verifier_path": "a draft beside the verifier that it was trained for",
+    "export_formats": "formats that can hold this draft",
 }
 
 

@@ -1,6 +1,7 @@
 """Building a run's draft: the verifier's embedding and head rows, and a fresh layer or an existing draft's."""
 
 import torch
+from speculators.models.eagle3 import Eagle3SpeculatorConfig
 
 from eyas.config import Config
 from eyas.data.tokens import load_tokens
@@ -10,6 +11,14 @@ from eyas.draft.vocabulary import choose
 from eyas.stages import draft_shape, tokens_artifact, verifier_facts
 from eyas.verifier.locate import locate
 from eyas.verifier.tensors import read_tensor
+
+
+def exported_config(config: Config) -> Eagle3SpeculatorConfig:
+    """The config.json of this run's draft. It names the verifier by hub id, or by a path that holds from everywhere."""
+    checkpoint = locate(config.verifier)
+    repository, _, _ = (checkpoint.hub or "").partition("@")
+    verifier = repository or str(checkpoint.directory.absolute())
+    return draft_config(config.draft, draft_shape(config), verifier=verifier, unroll_steps=config.training.unroll_steps)
 
 
 def build_draft(config: Config) -> Draft:
@@ -25,10 +34,7 @@ def build_draft(config: Config) -> Draft:
     else:
         draft_ids_D = choose(load_tokens(tokens_artifact(config).directory).counts_V, shape.draft_vocab_size)
     torch.manual_seed(config.seed)
-    verifier = config.verifier.path or str(checkpoint.directory)
-    draft = Draft(
-        draft_config(config.draft, shape, verifier=verifier, unroll_steps=config.training.unroll_steps), draft_ids_D
-    )
+    draft = Draft(exported_config(config), draft_ids_D)
     draft.embed_tokens.weight.data = read_tensor(checkpoint, facts.embedding).float()
     draft.lm_head.weight.data = read_tensor(checkpoint, facts.head)[draft_ids_D].float()
     if start is not None:

@@ -6,7 +6,7 @@ What was written is read back and compared with the trained weights, tensor by t
 import json
 import warnings
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file
@@ -15,50 +15,75 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from eyas.artifact import provenance, publish, read_manifest, remove, write_file
-from eyas.config import Config, load_config
+from eyas.config import Config, ExportFormat, load_config
 from eyas.draft.build import build_draft
+from eyas.draft.handover import CARD, card, gather, raw_card
 from eyas.draft.model import UNROLL_ATTENTION, Draft
+from eyas.draft.raw import compare_raw, save_raw
+from eyas.draft.shape import check_raw
 from eyas.draft.vocabulary import from_mappings
 from eyas.errors import EyasError
 from eyas.process import child_main
 from eyas.run import PROVENANCE_FILE, Run
-from eyas.stages import states_artifact, tokens_artifact
+from eyas.stages import draft_shape, states_artifact, tokens_artifact
 from eyas.verifier.locate import locate
 
 
 def export(run: Run) -> None:
-    """Write the run's newest checkpoint to `draft/`, in the speculators format.
+    """Write the run's newest checkpoint to `draft/`, in the speculators format, and to what else `export.formats` names.
 
     Raises:
-        EyasError: no checkpoint yet, or what was read back is not what was trained.
+        EyasError: no checkpoint yet, a format that can't hold this draft, or what was read back is not what was trained.
     """
     config = load_config(run.config_file)
+    shape, raw = draft_shape(config), ExportFormat.sglang in config.export.formats
+    if raw:
+        check_raw(config.draft, shape)
     checkpoint = run.newest_checkpoint()
     if checkpoint is None:
         raise EyasError(f"{run.directory} has no complete checkpoint to export; train it first")
     step = read_manifest(checkpoint)["step"]
     draft = trained_draft(config, checkpoint)
 
-    partial = run.draft.with_suffix(".partial")
-    remove(partial)
-    save(draft, partial)
-    compare(draft, partial)
     record = {
         "run": config.name,
         "step": step,
         "verifier": {
             "name": config.verifier.name,
             "path": config.verifier.path,
+            "hub": locate(config.verifier).hub,
             "weights": locate(config.verifier).identity,
         },
         "tokens": tokens_artifact(config).fingerprint,
         "states": states_artifact(config).fingerprint,
         **provenance(),
     }
+    known = gather(config, run, record)
+    remove(run.raw_draft)  # an older one would be another draft than the one beside it
+    if raw:
+        partial = _partial(run.raw_draft)
+        save_raw(draft, partial)
+        compare_raw(config, shape, draft, partial)
+        _publish(partial, run.raw_draft, record, raw_card(config, known))
+    partial = _partial(run.draft)
+    save(draft, partial)
+    compare(draft, partial)
+    _publish(partial, run.draft, record, card(config, known))
+    beside = f" and {run.raw_draft.name}/ (raw Eagle3 format, not served here)" if raw else ""
+    print(f"export   {run.draft}{beside}  step {step}, every tensor read back and equal", flush=True)
+
+
+def _partial(final: Path) -> Path:
+    partial = final.with_suffix(".partial")
+    remove(partial)
+    return partial
+
+
+def _publish(partial: Path, final: Path, record: dict[str, Any], readme: str) -> None:
     write_file(partial / PROVENANCE_FILE, json.dumps(record, indent=2) + "\n")
-    remove(run.draft)
-    publish(partial, run.draft)
-    print(f"export   {run.draft}  step {step}, every tensor read back and equal", flush=True)
+    write_file(partial / CARD, readme)
+    remove(final)
+    publish(partial, final)
 
 
 def trained_draft(config: Config, checkpoint: Path) -> Draft:
@@ -77,6 +102,11 @@ def trained_draft(config: Config, checkpoint: Path) -> Draft:
 def save(draft: Draft, directory: Path) -> None:
     """Write config.json and model.safetensors as speculators' own class would."""
     draft.save_pretrained(directory)
+    tidy_config(directory)
+
+
+def tidy_config(directory: Path) -> None:
+    """Make a saved config.json speculators' own."""
     # What save_pretrained adds for our subclass, or for code that speculators' class saves beside itself, means nothing to vLLM.
     (directory / "config.py").unlink(missing_ok=True)
     config = json.loads((directory / "config.json").read_text())

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from eyas.config import Config
+from eyas.config import Config, DraftArchitecture, DraftConfig
 from eyas.errors import EyasError, checking
 from eyas.verifier.facts import VerifierFacts
 
@@ -124,3 +124,35 @@ def _draft_vocab_size(config: Config, facts: VerifierFacts) -> int:
             f"draft.vocab_size={size} is larger than the vocabulary of {config.verifier.name}, {facts.vocab_size}; null means all of it"
         )
     return size
+
+
+def misfits(draft: DraftConfig, shape: Shape) -> list[str]:
+    """What of a draft the raw format has no place for: SGLang would leave it out without a word, and accept little.
+
+    Seen in SGLang's llama_eagle3.py (03d5a777, 2026): one input norm for embedding and state, the residual taken before it,
+    three captured layers, and unknown tensors skipped.
+    """
+    ids = shape.layer_ids
+    found = [f"draft.{flag}=true" for flag in ("norm_before_residual", "norm_before_fc") if getattr(draft, flag)]
+    if draft.architecture is not DraftArchitecture.llama:
+        found.append(f"draft.architecture={draft.architecture.name}")
+    if draft.num_layers != 1:
+        found.append(f"draft.num_layers={draft.num_layers}")
+    if len(ids) != 3 or 0 in ids:
+        found.append(f"draft.layer_ids={ids} (three, none of them 0)")
+    return found
+
+
+def check_raw(draft: DraftConfig, shape: Shape) -> None:
+    """Whether the raw format can hold this draft.
+
+    Raises:
+        EyasError: it can't; what stands in the way is named.
+    """
+    if found := misfits(draft, shape):
+        off = [it for it in found if it.endswith("=true")]
+        instead = f" (with {' '.join(it.replace('=true', '=false') for it in off)} a draft can)" if off else ""
+        raise EyasError(
+            f"export.formats has sglang, whose raw Eagle3 format has no place for {', '.join(found)}{instead}: SGLang would "
+            "leave it out without a word; set export.formats=[vllm]"
+        )

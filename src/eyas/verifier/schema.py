@@ -262,6 +262,18 @@ class VllmConfig:
 
 
 @dataclass(kw_only=True)
+class DeploymentConfig:
+    """What will be served, where that isn't the checkpoint whose states are captured; null: the same."""
+
+    path: str | None = MISSING
+    """A directory or hub id, such as the FP8 version of the model."""
+    quantization: str | None = MISSING
+    """vLLM's --quantization; null: as its checkpoint says."""
+    kv_cache_dtype: str | None = MISSING
+    """vLLM's --kv-cache-dtype, such as fp8."""
+
+
+@dataclass(kw_only=True)
 class DraftShape:
     """The draft layer that suits this verifier; null: as the verifier's own layer."""
 
@@ -316,6 +328,7 @@ class VerifierConfig:
     """Tokens that end an answer; null: generation_config.json, config.json and the tokenizer say so."""
     transformers: TransformersConfig = MISSING
     vllm: VllmConfig = MISSING
+    deployment: DeploymentConfig = MISSING
     draft: DraftShape = MISSING
 
     def __post_init__(self) -> None:

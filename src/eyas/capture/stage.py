@@ -1,0 +1,112 @@
+"""The states stage, whichever engine runs the verifier.
+
+Rows are dealt to shards before anything is run, and a shard is written whole or not at all: a capture that was killed goes
+on with the shards that are missing.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from eyas.artifact import building, complete, remove, sha256_of, write_file
+from eyas.capture.parity import Parity
+from eyas.config import Config, to_dict
+from eyas.data.store import Document, plan_shards, shard_name, write_shard
+from eyas.data.tokens import Tokens, load_tokens
+from eyas.errors import EyasError
+from eyas.progress import Progress
+from eyas.stages import draft_shape, parity_file, states_artifact, tokens_artifact, verifier_facts
+
+
+class Engine(Protocol):
+    """A verifier that is loaded and runs."""
+
+    def prove(self) -> Parity:
+        """Show that the teacher makes the verifier's own logits out of what is captured.
+
+        Raises:
+            EyasError: it doesn't.
+        """
+
+    def shards(self, missing: Mapping[int, range], progress: Progress) -> Iterator[tuple[int, list[Document]]]:
+        """The documents of each missing shard (index: rows), in any order of the shards; counts tokens in `progress`."""
+
+
+SCRATCH = "engine"
+"""In the artifact's directory, for files that an engine removes when it is done with them; a killed one leaves them."""
+
+Start = Callable[[Config, Tokens, Path], AbstractContextManager[Engine]]
+"""Starts an engine; the directory is the artifact's, for what the engine leaves beside the states."""
+
+
+def capture(config: Config, start: Start) -> None:
+    """Write the states artifact of the tokens artifact, unless it exists, and prove how the verifier is read."""
+    artifact, proof = states_artifact(config), parity_file(config)
+    tokens = load_tokens(tokens_artifact(config).directory)
+    with building(artifact) as partial:
+        if partial is not None:
+            shards = plan_shards(tokens.lengths, config.capture.tokens_per_shard)
+            _write_shards(config, tokens, shards, partial, start)
+            entries = [_entry(partial, index, rows, tokens) for index, rows in enumerate(shards)]
+            remove(partial / SCRATCH)
+            complete(artifact, partial, {"tokens": sum(tokens.lengths), "shards": entries})
+    if not proof.exists():  # the states were there, but nobody has read them this way
+        with start(config, tokens, artifact.directory) as engine:
+            write_file(proof, _proof(config, engine))
+
+
+def _write_shards(config: Config, tokens: Tokens, shards: list[range], partial: Path, start: Start) -> None:
+    """Capture every shard that is not there yet."""
+    missing = {index: rows for index, rows in enumerate(shards) if not (partial / shard_name(index)).exists()}
+    num_missing = sum(tokens.lengths[row] for rows in missing.values() for row in rows)
+    total = sum(tokens.lengths)
+    if num_missing < total:
+        print(f"capture  resumes after {total - num_missing:,} of {total:,} tokens", flush=True)
+    if not missing:
+        return
+    _refuse_full_disk(config, num_missing, partial)
+    with start(config, tokens, partial) as engine:
+        write_file(partial / parity_file(config).name, _proof(config, engine))
+        progress = Progress("capture", total, "tokens", done=total - num_missing)
+        for index, documents in engine.shards(missing, progress):
+            write_shard(partial / shard_name(index), documents)
+
+
+def _proof(config: Config, engine: Engine) -> str:
+    """The proof (JSON) that the teacher's logits are the verifier's own."""
+    parity = engine.prove()
+    print(f"capture  parity {parity}", flush=True)
+    return json.dumps({**vars(parity), "arithmetic": to_dict(verifier_facts(config).arithmetic)}, indent=2) + "\n"
+
+
+def token_bytes(config: Config) -> int:
+    """What one token takes in the store: its chosen layers and its last state."""
+    slots = len(draft_shape(config).layer_ids) + 1
+    dtype: torch.dtype = getattr(torch, config.capture.dtype.name)
+    return slots * verifier_facts(config).hidden_size * dtype.itemsize
+
+
+def _refuse_full_disk(config: Config, num_tokens: int, directory: Path) -> None:
+    """Before the verifier is loaded: is there room for what it will produce?"""
+    needed, free = num_tokens * token_bytes(config), shutil.disk_usage(directory).free
+    if needed > free:
+        raise EyasError(
+            f"the states of {num_tokens:,} tokens take {needed / 1e9:.1f} GB ({token_bytes(config):,} bytes a token), and "
+            f"{math.floor(free / 1e8) / 10:.1f} GB are free in {directory}; set outputs to a larger disk, or use less data"
+        )
+
+
+def _entry(directory: Path, index: int, rows: range, tokens: Tokens) -> dict[str, object]:
+    name = shard_name(index)
+    return {
+        "file": name,
+        "sha256": sha256_of(directory / name),
+        "first_row": rows.start,
+        "lengths": [tokens.lengths[row] for row in rows],
+    }
