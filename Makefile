@@ -7,13 +7,17 @@ READY_VLLM := .venv-vllm/.ready
 # --no-compile: modules are compiled as they are imported, which is far fewer than are installed.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo test test-vllm check conformance stress clean
+.PHONY: demo test test-dist test-vllm check conformance stress clean
 
 demo: $(READY)
 	$(BIN)/python train.py
 
 test: $(READY_DEV)
-	$(BIN)/pytest
+	$(BIN)/pytest --ignore=tests/dist
+
+# Kills, and runs of several processes.
+test-dist: $(READY_DEV)
+	$(BIN)/pytest tests/dist
 
 # vLLM for a CPU, in an environment of its own, as Eyas may have it: only HTTP and files between them.
 test-vllm: $(READY_DEV) $(READY_VLLM)

@@ -70,6 +70,15 @@ def endpoints(*urls: str, **changes: object) -> Server:
     return Server("model", [*urls], server_config("endpoints", endpoints=[*urls], **changes))
 
 
+class QuietServer(ThreadingHTTPServer):
+    """Says nothing of clients that hang up."""
+
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        pass
+
+
 @contextmanager
 def http_server(answer: Callable[[str, dict[str, Any]], tuple[int, Any] | None]) -> Iterator[str]:
     """A server on a port of its own: `answer(path, body)` gives status and JSON; None: it never answers."""
@@ -97,8 +106,7 @@ def http_server(answer: Callable[[str, dict[str, Any]], tuple[int, Any] | None])
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = QuietServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:

@@ -104,6 +104,8 @@ def states_artifact(config: Config) -> Artifact:
         "modules": to_dict(config.verifier.transformers),
         "capture": to_dict(config.capture),
     }
+    if config.capture.engine is Engine.vllm:  # a cache in fp8 makes other states
+        fields["kv_cache_dtype"] = config.server.kv_cache_dtype
     return Artifact(
         store=store(config), stage="states", fields=fields, inputs={"tokens": tokens_artifact(config).fingerprint}
     )

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ class FakeVllm:
         if is_row and top is None:
             self.sizes.append(len(ids_S))
             tensors = self.spoil(self, len(self.sizes), tensors or {})
-        file = self.directory / f"{len(list(self.directory.iterdir()))}-{id(choice)}.safetensors"
+        file = self.directory / f"{uuid4()}.safetensors"
         if tensors is not None:
             save_file(tensors, file)
             file.with_name(f"{file.name}.lock").touch()

@@ -167,6 +167,12 @@ def test_memory_does_not_grow_with_the_file(smollm2_checkpoint: Checkpoint, tmp_
     for megabytes in (12, 50):
         file, outputs = tmp_path / f"{megabytes}.jsonl", tmp_path / str(megabytes)
         write_conversations(file, megabytes << 20, unused=0.9)
-        options = ["verifier=smollm2_135m", "data=mine", f"data.path={file}", f"outputs={outputs}"]
+        options = [
+            "verifier=smollm2_135m",
+            "data=mine",
+            f"data.path={file}",
+            f"outputs={outputs}",
+            "data.responses=keep",
+        ]
         peaks.append(measured(compose([*options, "data.num_processes=2"], []), outputs).peak_bytes)
     assert peaks[1] < 1.1 * peaks[0]

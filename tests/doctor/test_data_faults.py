@@ -477,14 +477,22 @@ def test_bad_rows_within_the_limit_are_said(examined: Callable[..., dict[str, Fi
     assert row.found.endswith("(data.max_bad_rows=3)")
 
 
+WITHOUT_SYSTEM = (
+    "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
 def test_a_held_out_prompt_that_is_trained_on(
     examined: Callable[..., dict[str, Finding]], tiny_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    """Of messages it can't be: they are left out. Rows of ids are told apart by their answers, too."""
+    """Of the same messages it can't be: they are left out. A template may make the same prompt of different ones."""
     row = examined([TALKS[0], talk(user("what IS a  hawk?"), answer("Mine.")), TALKS[1]])["p29_overlap"]
     assert row.verdict is Verdict.ok
     assert row.found.endswith("0 of both; 1 that open like a held-out one are left out")
-    rows = examined([tokenised(tiny_checkpoint, f"{n % 2}? ", f"Yes {n}.", (0, 1, 1)) for n in range(4)])
+    system = [{"role": "system", "content": f"Be {n}."} for n in range(4)]
+    talks = [{"messages": [system[n], user(f"{n % 2}?"), answer(f"Yes {n}.")]} for n in range(4)]
+    rows = examined(talks, chat=WITHOUT_SYSTEM)
     row = rows["p29_overlap"]
     assert row.verdict is Verdict.fail
     file = tmp_path / "data.jsonl"

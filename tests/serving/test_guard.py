@@ -25,7 +25,8 @@ time.sleep(600)
 
 # Eyas: starts the server and waits, as a stage does.
 EYAS = """
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 from pathlib import Path
 from eyas.serving.guard import start_guarded, stop_guarded
 guard = start_guarded([sys.executable, "-c", sys.argv[1]], os.environ, Path(sys.argv[2]))
@@ -69,9 +70,12 @@ def test_eyas_ends(how: signal.Signals, tmp_path: Path) -> None:
         [sys.executable, "-c", EYAS, SERVER, str(log)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as eyas:
         assert eyas.stdout is not None
-        processes = family(int(eyas.stdout.readline()), log)
-        eyas.send_signal(how)
-        eyas.wait(30)
+        try:
+            processes = family(int(eyas.stdout.readline()), log)
+            eyas.send_signal(how)
+            eyas.wait(30)
+        finally:
+            eyas.kill()
     assert survivors(processes, 10) == []
 
 

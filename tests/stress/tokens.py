@@ -36,7 +36,13 @@ def main(sizes: list[int]) -> None:
             hashes = set()
             for processes in (2, 1) if megabytes == min(sizes) else (2,):
                 outputs = Path(temporary) / f"{megabytes}-{processes}"
-                overrides = ["verifier=smollm2_135m", "data=mine", f"data.path={file}", f"outputs={outputs}"]
+                overrides = [
+                    "verifier=smollm2_135m",
+                    "data=mine",
+                    f"data.path={file}",
+                    f"outputs={outputs}",
+                    "data.responses=keep",
+                ]
                 config = compose(
                     [*overrides, "data.max_length=4096", f"data.num_processes={processes}", "experiment=none"], []
                 )

@@ -18,7 +18,7 @@ from eyas.verifier.checkpoint import Checkpoint
 from eyas.verifier.facts import resolve
 from eyas.verifier.library import inherited, parents, read_library
 
-NEUTRAL = ["data=mine", "data.path=none", "experiment=none", "draft.vocab_size=null", "capture=transformers"]
+NEUTRAL = ["data=none", "experiment=none", "draft.vocab_size=null", "capture=transformers"]
 """What surrounds a verifier that is only looked at."""
 
 

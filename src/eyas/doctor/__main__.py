@@ -27,7 +27,8 @@ def main(config_file: Path) -> None:
     except EyasError:
         pass  # it is a row already
     else:
-        findings += [*examine_data(config), *examine_training(config), *examine_model(config, checkpoint, facts)]
+        data = [] if config.data.name == "none" else examine_data(config)
+        findings += [*data, *examine_training(config), *examine_model(config, checkpoint, facts)]
         findings += [*examine_handover(config), *examine_export(config)]
     print_table(findings)
     report = Path(config.outputs) / "doctor.json"

@@ -30,7 +30,7 @@ MODEL_ROWS = ("p08_modules", "p05_epsilon", "embedding", "parity")
 @torch.no_grad()
 def examine_model(config: Config, checkpoint: Checkpoint, facts: VerifierFacts) -> list[Finding]:
     """Load the verifier if it fits, and compare what it does with what the YAML says."""
-    dtype = _dtype_that_fits(config, checkpoint)
+    dtype = dtype_that_fits(config, checkpoint)
     if dtype is None:
         size = f"{num_parameters(checkpoint) / 1e9:.1f}e9 parameters do not fit into memory here"
         return [Finding(name=name, verdict=Verdict.na, found=size) for name in MODEL_ROWS]
@@ -58,7 +58,7 @@ def num_parameters(checkpoint: Checkpoint) -> int:
     return sum(math.prod(checkpoint.header(key).shape) for key in checkpoint.file_of)
 
 
-def _dtype_that_fits(config: Config, checkpoint: Checkpoint) -> torch.dtype | None:
+def dtype_that_fits(config: Config, checkpoint: Checkpoint) -> torch.dtype | None:
     """float32 if the verifier fits so, else bfloat16, else None; a third of the memory is left to the forward."""
     if config.trainer.accelerator is Accelerator.cuda and torch.cuda.is_available():
         available = torch.cuda.mem_get_info()[0]

@@ -2,6 +2,7 @@
 
 import torch
 
+from eyas.capture.refusal import refuse_what_vllm_cannot
 from eyas.config import Accelerator, Config, Engine
 from eyas.doctor.findings import Finding, Verdict
 from eyas.doctor.subject import failure
@@ -38,6 +39,8 @@ def verifier_tensors(config: Config) -> str:
 def engines(config: Config) -> str:
     """vLLM is there where it is needed; elsewhere transformers reads this checkpoint's layout and quantisation."""
     check_server(config)
+    if config.capture.engine is Engine.vllm:
+        refuse_what_vllm_cannot(config)
     by_vllm = ", ".join(served_stages(config))
     in_transformers = Engine.transformers in (config.capture.engine, config.evaluation.engine)
     return "; ".join(

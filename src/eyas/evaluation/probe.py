@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from eyas.artifact import write_file
+from eyas.capture.tap import load_verifier
 from eyas.config import Config, load_config
 from eyas.data.conversations import Conversation
 from eyas.data.mixture import deal
@@ -25,12 +26,13 @@ from eyas.data.rows import RowMaker
 from eyas.data.server_render import ServerRenderer, render_by_ids
 from eyas.data.spans import RefusedError
 from eyas.data.tokens import load_tokens
+from eyas.doctor.model_checks import dtype_that_fits
 from eyas.draft.build import build_draft
 from eyas.draft.export import save
 from eyas.errors import EyasError
 from eyas.evaluation.report import NEAR_TIE
 from eyas.process import child_main
-from eyas.serving.canary import check
+from eyas.serving.canary import PROMPTS, Canary, check, difference, read
 from eyas.serving.client import Request, send
 from eyas.serving.command import draft_args
 from eyas.serving.metrics import speculation
@@ -38,11 +40,14 @@ from eyas.serving.server import Server, serving
 from eyas.stages import answered_data, canary_file, probe_file, tokens_artifact
 from eyas.verifier.locate import locate
 from eyas.verifier.schema import Renderer
+from eyas.verifier.tokenizer import load_tokenizer
 
 NUM_PROMPTS = 2
 NUM_TOKENS = 32
 NUM_CONVERSATIONS = 20
 TOP = 20
+ENGINES_TOLERANCE = 0.1
+"""Nats per token; the same weights in two engines and types differed by 0.04."""
 
 
 def probe(config: Config) -> None:
@@ -52,7 +57,7 @@ def probe(config: Config) -> None:
         EyasError: vLLM doesn't load it, ignores it, or says something else with it than the verifier alone.
     """
     file = probe_file(config)
-    if file.exists():
+    if file.exists() and not config.serve:
         print(f"probe    passed before: {file}", flush=True)
         return
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -67,6 +72,8 @@ def probe(config: Config) -> None:
         with serving(config.server, config.verifier, locate(config.verifier), log=log, args=args) as server:
             check(server, canary_file(config))
             found = [check_output(config, server), check_rendering(config, server)]
+    if config.serve:
+        found.append(check_transformers(config))
     write_file(file, json.dumps(found) + "\n")
     for line in found:
         print(f"probe    {line}", flush=True)
@@ -136,6 +143,38 @@ def check_rendering(config: Config, server: Server) -> str:
                     "verifier.chat's, or set verifier.chat.renderer=server"
                 )
     return f"{compared} conversations are read by the server as the token ids that are trained"
+
+
+@torch.inference_mode()
+def check_transformers(config: Config) -> str:
+    """transformers and vLLM compute the same verifier: the canary's prompts have the same log-probabilities in both.
+
+    A wrong kernel in the server is seen by nothing else here: its states and its logits agree with each other.
+
+    Raises:
+        EyasError: they differ by more than arithmetic.
+    """
+    checkpoint = locate(config.verifier)
+    dtype = dtype_that_fits(config, checkpoint)
+    if dtype is None:
+        return "the verifier is too large to be compared with transformers here"
+    recorded, tokenizer = read(canary_file(config)), load_tokenizer(config.verifier, checkpoint)
+    device = torch.device(config.trainer.accelerator.name)
+    model = load_verifier(checkpoint, config.verifier, dtype, device)
+    tokens, logprobs = [], []
+    for prompt in PROMPTS:
+        ids_1T = torch.tensor([tokenizer(prompt)["input_ids"]], device=device)
+        logits_TV = model(input_ids=ids_1T).logits[0, :-1].float()
+        tokens.append(ids_1T[0, 1:].tolist())
+        logprobs.append(logits_TV.log_softmax(-1).gather(1, ids_1T[0, 1:, None])[:, 0].tolist())
+    distance = difference(recorded, Canary(tokens, logprobs))
+    if distance > ENGINES_TOLERANCE:
+        raise EyasError(
+            f"vLLM and transformers compute different verifiers: on fixed prompts their log-probabilities differ by "
+            f"{distance:.3f} nats per token, where {ENGINES_TOLERANCE} is the most that arithmetic explains; a wrong kernel, "
+            "quantisation or checkpoint is served: compare both with a known answer before you train on either"
+        )
+    return f"transformers computes the same verifier ({distance:.4f} nats per token on the canary's prompts)"
 
 
 def _complete(server: Server, prompts: list[list[int]], **settings: Any) -> list[dict[str, Any]]:

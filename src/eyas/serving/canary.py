@@ -58,6 +58,11 @@ def difference(recorded: Canary, found: Canary) -> float:
     return sum(differences) / len(differences)
 
 
+def read(file: Path) -> Canary:
+    """What `check` recorded."""
+    return Canary(**json.loads(file.read_text()))
+
+
 def check(server: Server, file: Path) -> None:
     """Compare every endpoint with what `file` recorded; where there is no file, the first endpoint is recorded.
 
@@ -66,7 +71,7 @@ def check(server: Server, file: Path) -> None:
     """
     canaries = record(server)
     is_first = not file.exists()
-    recorded = canaries[0] if is_first else Canary(**json.loads(file.read_text()))
+    recorded = canaries[0] if is_first else read(file)
     for endpoint, found in zip(server.endpoints, canaries, strict=True):
         distance = difference(recorded, found)
         if distance <= TOLERANCE:
