@@ -84,7 +84,8 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("deepseek")
     make_random(DEEPSEEK_V3, directory)
     file = directory / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"topk_method": "noaux_tc"}))
+    # Without these two vLLM routes otherwise than the model does; transformers knows them and does not save them.
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}))
     return directory
 
 
@@ -200,11 +201,11 @@ def test_float32_through_a_death_in_one_disk(
     assert_like_transformers(config, prepared(llama, "transformers", "capture.dtype=float32"), 1e-3)
 
 
-def test_latent_attention_and_experts_in_bfloat16(prepared: Callable[..., Config], deepseek: Path) -> None:
-    settings = ("capture.dtype=bfloat16", "capture.tokens_per_batch=1024", "verifier.draft.head_dim=32")
+def test_latent_attention_and_experts(prepared: Callable[..., Config], deepseek: Path) -> None:
+    settings = ("capture.dtype=float32", "capture.tokens_per_batch=1024", "verifier.draft.head_dim=32")
     config = prepared(deepseek, "vllm", *settings)
     capture(config, in_vllm)
-    assert_like_transformers(config, prepared(deepseek, "transformers", *settings), 5e-2)
+    assert_like_transformers(config, prepared(deepseek, "transformers", *settings), 1e-3)
 
 
 def test_ids_minus_one_are_noticed(prepared: Callable[..., Config], llama: Path) -> None:
