@@ -41,11 +41,28 @@ def engines(config: Config) -> str:
     check_server(config)
     if config.capture.engine is Engine.vllm:
         refuse_what_vllm_cannot(config)
+    if served_stages(config):
+        check_config_keys(config)
     by_vllm = ", ".join(served_stages(config))
     in_transformers = Engine.transformers in (config.capture.engine, config.evaluation.engine)
     return "; ".join(
         it for it in (_transformers(config) if in_transformers else "", by_vllm and f"vLLM: {by_vllm}") if it
     )
+
+
+def check_config_keys(config: Config) -> None:
+    """Whether the checkpoint's config says all that vLLM would otherwise guess.
+
+    Raises:
+        EyasError: a key is missing (transformers does not save what it takes for granted).
+    """
+    language = verifier_facts(config).language_config
+    missing = [key for key in config.verifier.vllm.config_keys if key not in language]
+    if missing:
+        raise EyasError(
+            f"{locate(config.verifier).directory}/config.json lacks {', '.join(missing)}, for which vLLM takes another default than "
+            "this model, so it would compute another one; copy them from the original checkpoint's config.json"
+        )
 
 
 def _transformers(config: Config) -> str:

@@ -259,6 +259,8 @@ class VllmConfig:
     """vLLM can capture this architecture's states and serve EAGLE-3 drafts for it; null: nobody has looked."""
     last_state: bool = MISSING
     """Of what it captures, the state after the last layer is one: without it nothing says what the draft should learn."""
+    config_keys: list[str] = MISSING
+    """Keys that the language model's config must hold, since vLLM takes another default than the model does."""
 
 
 @dataclass(kw_only=True)
