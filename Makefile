@@ -15,7 +15,7 @@ demo: $(READY)
 test: $(READY_DEV)
 	$(BIN)/pytest --ignore=tests/dist
 
-# Kills, and runs of several processes.
+# Whole runs: killed and carried on, verifiers by YAML alone, several processes.
 test-dist: $(READY_DEV)
 	$(BIN)/pytest tests/dist
 
