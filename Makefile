@@ -13,11 +13,11 @@ demo: $(READY)
 	$(BIN)/python train.py
 
 test: $(READY_DEV)
-	$(BIN)/pytest --ignore=tests/dist
+	$(BIN)/pytest --ignore=tests/distributed
 
 # Whole runs: killed and carried on, verifiers by YAML alone, several processes.
 test-dist: $(READY_DEV)
-	$(BIN)/pytest tests/dist
+	$(BIN)/pytest tests/distributed
 
 # vLLM for a CPU, in an environment of its own, as Eyas may have it: only HTTP and files between them.
 test-vllm: $(READY_DEV) $(READY_VLLM)

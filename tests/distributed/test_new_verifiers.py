@@ -94,7 +94,7 @@ class Lab:
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     directory = tmp_path_factory.mktemp("lab")
-    done = run("-m", "tests.dist.new_verifiers.checkpoints", str(directory))
+    done = run("-m", "tests.distributed.new_verifiers.checkpoints", str(directory))
     assert done.returncode == 0, done.stderr
     with (directory / "sums.jsonl").open("w") as lines:
         for n in range(14):

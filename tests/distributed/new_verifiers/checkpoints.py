@@ -1,4 +1,4 @@
-"""Six small checkpoints in the layouts that six teams would bring: `python -m tests.dist.new_verifiers.checkpoints DIR`.
+"""Six small checkpoints in the layouts that six teams would bring: `python -m tests.distributed.new_verifiers.checkpoints DIR`.
 
 Random weights, a byte tokenizer, names on disk as they are published. `DIR/llama.safetensors` holds what the Llama
 behind `packed` and `consolidated` computes: `state` [N, H] before its final norm, `logits` [N, V].
@@ -14,7 +14,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tests.conformance import tiny
-from tests.dist.new_verifiers.modeling_inhouse import InhouseForCausalLM
+from tests.distributed.new_verifiers.modeling_inhouse import InhouseForCausalLM
 from torch import Tensor
 from transformers import PreTrainedModel
 
