@@ -42,5 +42,6 @@ def test_a_wheel_prints_its_composed_config(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert Path(data.strip()).stat().st_size > 100_000
+    assert (Path(data.strip()).parents[2] / "capture" / "connector" / "eyas_connector.py").exists()
     studies = call(eyas, "train", "sweeps=learning_rate", "--cfg", "hydra", "-p", "hydra.sweeper.params", cwd=tmp_path)
     assert "optimizer.lr" in studies
