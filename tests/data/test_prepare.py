@@ -15,7 +15,7 @@ from eyas.artifact import read_manifest
 from eyas.cli.compose import compose
 from eyas.config import Config
 from eyas.data.prepare import EXAMPLES_PER_SHARD, prepare
-from eyas.data.tokens import load_tokens
+from eyas.data.tokens import Tokens
 from eyas.errors import EyasError
 from eyas.stages import tokens_artifact
 from eyas.verifier.checkpoint import Checkpoint
@@ -72,7 +72,7 @@ def test_rows_are_split_and_read_across_shards(
     file = short_conversations(tmp_path / "data.jsonl", EXAMPLES_PER_SHARD + 50)
     config = tiny(f"data.path={file}", "data.held_out=0.05")
     prepare(config)
-    tokens = load_tokens(tokens_artifact(config).directory)
+    tokens = Tokens(tokens_artifact(config).directory)
     assert tokens.num_rows == EXAMPLES_PER_SHARD + 50
     assert tokens.lengths == [len(tokens.row(index)[0]) for index in range(tokens.num_rows)]
     written = sum(tokens.row(index)[1].sum().item() for index in range(tokens.num_train_rows))
@@ -87,7 +87,7 @@ def test_text_and_tokens_become_rows(tiny: Callable[..., Config], tiny_checkpoin
     text.write_text("".join(json.dumps({"text": f"{index} " + "abcdefghij" * 25}) + "\n" for index in range(3)))
     config = tiny(f"data.path={text}", "data.held_out=1", "data.max_length=100", "training.row_length=100")
     prepare(config)
-    tokens = load_tokens(tokens_artifact(config).directory)
+    tokens = Tokens(tokens_artifact(config).directory)
     assert tokens.lengths == [100, 100, 52] * 3  # a long text is several rows, nothing of it is lost
     assert all(tokens.row(index)[1].all() for index in range(9))
     assert [len(prompt) for prompt in tokens.held_out_prompts()] == [32, 32, 26]
@@ -96,7 +96,7 @@ def test_text_and_tokens_become_rows(tiny: Callable[..., Config], tiny_checkpoin
     ids.write_text("".join(json.dumps({"input_ids": [row, *range(5)], "loss_mask": mask}) + "\n" for row in range(3)))
     config = tiny(f"data.path={ids}", "data.held_out=1")
     prepare(config)
-    tokens = load_tokens(tokens_artifact(config).directory)
+    tokens = Tokens(tokens_artifact(config).directory)
     assert [tokens.row(index)[0].tolist() for index in range(3)] == [[row, 0, 1, 2, 3, 4] for row in (1, 2, 0)]
     assert tokens.row(0)[1].int().tolist() == mask
     ids.write_text(json.dumps({"input_ids": [5, 999_999, 1, 1], "loss_mask": [0, 0, 1, 1]}))
@@ -114,7 +114,7 @@ def test_options_of_what_is_learnt(tiny: Callable[..., Config], tiny_checkpoint:
     last = tiny(f"data.path={file}", "data.held_out=1", "data.last_turn_only=true")
     for config in (both, last):
         prepare(config)
-    supervised = [load_tokens(tokens_artifact(config).directory).row(0)[1].sum().item() for config in (both, last)]
+    supervised = [Tokens(tokens_artifact(config).directory).row(0)[1].sum().item() for config in (both, last)]
     assert supervised == [len("Re two") + len("Re more") + 2, len("Re more") + 1]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from eyas.config import Config
 from eyas.data.prepare import prepare
-from eyas.data.tokens import load_tokens
+from eyas.data.tokens import Tokens
 from eyas.errors import EyasError
 from eyas.stages import tokens_artifact
 from eyas.verifier.checkpoint import Checkpoint
@@ -37,7 +37,7 @@ def test_prepare_splits_counts_and_cuts(
     file = jsonl(tmp_path / "data.jsonl", [USER, ANSWER], long, [OTHER, ANSWER])
     config = tiny(f"data.path={file}", "data.held_out=1", "data.max_length=100")
     prepare(config)
-    tokens = load_tokens(tokens_artifact(config).directory)
+    tokens = Tokens(tokens_artifact(config).directory)
     assert (tokens.num_rows, tokens.num_train_rows, tokens.lengths[0]) == (3, 2, 100)
     tokenizer = byte_tokenizer()
     assert int(tokens.counts_V[tokenizer.convert_tokens_to_ids("a")]) == 100 - len(hidden(PROMPT))

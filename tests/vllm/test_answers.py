@@ -11,7 +11,7 @@ from eyas.cli.compose import compose
 from eyas.config import Config
 from eyas.data.prepare import prepare
 from eyas.data.responses import generate
-from eyas.data.tokens import load_tokens
+from eyas.data.tokens import Tokens
 from eyas.errors import EyasError
 from eyas.serving.client import Request, send
 from eyas.serving.server import Server, serving
@@ -66,7 +66,7 @@ def test_the_servers_rendering_makes_the_same_tokens(configured: Callable[..., C
     rows = []
     for config in (by_template, by_server):
         prepare(config)
-        tokens = load_tokens(tokens_artifact(config).directory)
+        tokens = Tokens(tokens_artifact(config).directory)
         rows.append([[it.tolist() for it in tokens.row(index)] for index in range(tokens.num_rows)])
     assert rows[0] == rows[1]
     assert len(rows[0]) == 20

@@ -24,7 +24,7 @@ from eyas.cli.compose import compose
 from eyas.config import Config
 from eyas.data.prepare import prepare
 from eyas.data.store import StateStore
-from eyas.data.tokens import load_tokens
+from eyas.data.tokens import Tokens
 from eyas.errors import EyasError
 from eyas.progress import Progress
 from eyas.serving.client import send
@@ -250,7 +250,7 @@ def test_another_reading_and_throughput(
     prepare(compose(settings, []))
     server = vllm_config(max_length=512, max_in_flight=16)
     config = replace(compose(settings, []), server=server)
-    tokens = load_tokens(tokens_artifact(config).directory)
+    tokens = Tokens(tokens_artifact(config).directory)
     rows = range(24)
     engine = VllmEngine(config, tokens, tmp_path)
     args = [

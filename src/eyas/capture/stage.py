@@ -18,7 +18,7 @@ from eyas.artifact import building, complete, remove, sha256_of, write_file
 from eyas.capture.parity import Parity
 from eyas.config import Config, to_dict
 from eyas.data.store import Document, plan_shards, shard_name, write_shard
-from eyas.data.tokens import Tokens, load_tokens
+from eyas.data.tokens import Tokens
 from eyas.errors import EyasError
 from eyas.progress import Progress
 from eyas.stages import draft_shape, parity_file, states_artifact, tokens_artifact, verifier_facts
@@ -48,7 +48,7 @@ Start = Callable[[Config, Tokens, Path], AbstractContextManager[Engine]]
 def capture(config: Config, start: Start) -> None:
     """Write the states artifact of the tokens artifact, unless it exists, and prove how the verifier is read."""
     artifact, proof = states_artifact(config), parity_file(config)
-    tokens = load_tokens(tokens_artifact(config).directory)
+    tokens = Tokens(tokens_artifact(config).directory)
     with building(artifact) as partial:
         if partial is not None:
             shards = plan_shards(tokens.lengths, config.capture.tokens_per_shard)

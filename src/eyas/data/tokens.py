@@ -136,8 +136,3 @@ def prompt_of(input_ids: list[int], loss_mask: list[bool]) -> list[int]:
     """A row up to the verifier's first answer; of plain text, which is all answer, the beginning."""
     first = loss_mask.index(True)
     return input_ids[: first if first > 1 else min(PLAIN_PROMPT, len(input_ids) // 2)]
-
-
-def load_tokens(directory: Path) -> Tokens:
-    """Open a complete tokens artifact."""
-    return Tokens(directory)

@@ -4,7 +4,7 @@ import torch
 from speculators.models.eagle3 import Eagle3SpeculatorConfig
 
 from eyas.config import Config
-from eyas.data.tokens import load_tokens
+from eyas.data.tokens import Tokens
 from eyas.draft.initial import initial_draft
 from eyas.draft.model import Draft, draft_config
 from eyas.draft.vocabulary import choose
@@ -32,7 +32,7 @@ def build_draft(config: Config) -> Draft:
     if start is not None and start.keeps_vocabulary:
         draft_ids_D = start.draft_ids_D
     else:
-        draft_ids_D = choose(load_tokens(tokens_artifact(config).directory).counts_V, shape.draft_vocab_size)
+        draft_ids_D = choose(Tokens(tokens_artifact(config).directory).counts_V, shape.draft_vocab_size)
     torch.manual_seed(config.seed)
     draft = Draft(exported_config(config), draft_ids_D)
     draft.embed_tokens.weight.data = read_tensor(checkpoint, facts.embedding).float()

@@ -12,7 +12,7 @@ from functools import reduce
 from itertools import islice
 from operator import add
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ from eyas.data.mixture import deal
 from eyas.data.rows import RowMaker
 from eyas.data.server_render import ServerRenderer, render_by_ids
 from eyas.data.spans import RefusedError
-from eyas.data.tokens import load_tokens
+from eyas.data.tokens import Tokens
 from eyas.doctor.model_checks import dtype_that_fits
 from eyas.draft.build import build_draft
 from eyas.draft.export import save
@@ -33,7 +33,7 @@ from eyas.errors import EyasError
 from eyas.evaluation.report import NEAR_TIE
 from eyas.process import child_main
 from eyas.serving.canary import PROMPTS, Canary, check, difference, read
-from eyas.serving.client import Request, send
+from eyas.serving.client import complete
 from eyas.serving.command import draft_args
 from eyas.serving.metrics import speculation
 from eyas.serving.server import Server, serving
@@ -88,8 +88,8 @@ def check_output(config: Config, server: Server) -> str:
         EyasError: nothing is drafted, or a token is not the verifier's choice.
     """
     dtype = config.evaluation.dtype.name
-    prompts = load_tokens(tokens_artifact(config).directory).held_out_prompts()[:NUM_PROMPTS]
-    said = _complete(server, prompts, max_tokens=NUM_TOKENS, ignore_eos=True, return_token_ids=True)
+    prompts = Tokens(tokens_artifact(config).directory).held_out_prompts()[:NUM_PROMPTS]
+    said = complete(server, prompts, temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, return_token_ids=True)
     answers = [choice["token_ids"] for choice in said]
     if server.is_local and not reduce(add, map(speculation, server.metrics())).num_drafts:
         raise EyasError(
@@ -97,7 +97,7 @@ def check_output(config: Config, server: Server) -> str:
             f"there (verifier.vllm.eagle3: false says so); its log: {server.log}"
         )
     whole = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
-    for number, choice in enumerate(_complete(server, whole, max_tokens=1, prompt_logprobs=TOP)):
+    for number, choice in enumerate(complete(server, whole, temperature=0, max_tokens=1, prompt_logprobs=TOP)):
         start = len(prompts[number])
         for position, entry in enumerate(choice["prompt_logprobs"][start:]):
             token = whole[number][start + position]
@@ -175,15 +175,6 @@ def check_transformers(config: Config) -> str:
             "quantisation or checkpoint is served: compare both with a known answer before you train on either"
         )
     return f"transformers computes the same verifier ({distance:.4f} nats per token on the canary's prompts)"
-
-
-def _complete(server: Server, prompts: list[list[int]], **settings: Any) -> list[dict[str, Any]]:
-    requests = [
-        Request(number, "/v1/completions", {"prompt": ids, "temperature": 0, **settings})
-        for number, ids in enumerate(prompts)
-    ]
-    answers = {answer.key: answer.body["choices"][0] for answer in send(server, requests)}
-    return [answers[number] for number in range(len(prompts))]
 
 
 def main(config_file: Path) -> None:

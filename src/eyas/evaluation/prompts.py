@@ -6,7 +6,7 @@ from itertools import islice
 from eyas.config import Config
 from eyas.data.conversations import read_conversations
 from eyas.data.rows import RowMaker
-from eyas.data.tokens import load_tokens, prompt_of
+from eyas.data.tokens import Tokens, prompt_of
 from eyas.errors import EyasError
 from eyas.stages import tokens_artifact
 
@@ -21,7 +21,7 @@ def prompt_sets(config: Config) -> dict[str, list[list[int]]]:
     """
     number, make = config.evaluation.num_prompts, None
     if not config.evaluation.prompts:
-        held_out = load_tokens(tokens_artifact(config).directory).held_out_prompts()[:number]
+        held_out = Tokens(tokens_artifact(config).directory).held_out_prompts()[:number]
         return {f"{config.data.name}, {HELD_OUT}": held_out}
     sets: dict[str, list[list[int]]] = {}
     for name, source in config.evaluation.prompts.items():

@@ -11,7 +11,7 @@ from eyas.artifact import write_file
 from eyas.capture.modules import find_modules
 from eyas.capture.tap import Tap, load_verifier
 from eyas.config import Config
-from eyas.data.tokens import load_tokens
+from eyas.data.tokens import Tokens
 from eyas.draft.export import load_draft
 from eyas.evaluation.chain import CachedVerifier, Decoded, Drafter, decode_plain, decode_speculatively
 from eyas.evaluation.report import acceptance, first_difference, report
@@ -47,7 +47,7 @@ def evaluate(config: Config, run: Run) -> None:
     verifier = CachedVerifier(model, Tap(modules, draft_shape(config).layer_ids, config.verifier))
     drafter = Drafter(load_draft(run.draft, dtype, device))
     stop_ids = stop_token_ids(config.verifier, checkpoint, load_tokenizer(config.verifier, checkpoint))
-    prompts = load_tokens(tokens_artifact(config).directory).held_out_prompts()[: config.evaluation.num_prompts]
+    prompts = Tokens(tokens_artifact(config).directory).held_out_prompts()[: config.evaluation.num_prompts]
 
     progress = Progress("evaluate", len(prompts), "prompts")
     comparisons, seconds = [], {"plain": 0.0, "speculative": 0.0}

@@ -14,7 +14,7 @@ from eyas.config import Config
 from eyas.evaluation.prompts import prompt_sets
 from eyas.evaluation.report import acceptance, first_difference, report
 from eyas.run import PROVENANCE_FILE, Run
-from eyas.serving.client import Request, send
+from eyas.serving.client import complete
 from eyas.serving.command import draft_args
 from eyas.serving.metrics import SpeculationCounts, speculation
 from eyas.serving.server import Server, serving
@@ -114,9 +114,7 @@ def _passes(config: Config, server: Server, sets: dict[str, list[list[int]]]) ->
 
 def _answers(server: Server, prompts: Sequence[list[int]], body: dict[str, Any]) -> list[list[int]]:
     """Token ids of each answer, in the order of the prompts."""
-    requests = [Request(number, "/v1/completions", {"prompt": ids, **body}) for number, ids in enumerate(prompts)]
-    answers = {answer.key: answer.body["choices"][0]["token_ids"] for answer in send(server, requests)}
-    return [answers[number] for number in range(len(prompts))]
+    return [choice["token_ids"] for choice in complete(server, prompts, **body)]
 
 
 def _counts(server: Server) -> SpeculationCounts:
@@ -132,31 +130,18 @@ def _differences(
         for number, (a, b) in enumerate(zip(plain, speculative, strict=True))
         if (where := first_difference(a, b)) is not None
     }
-    requests = [
-        Request(
-            number,
-            "/v1/completions",
-            {
-                "prompt": [*prompts[number], *plain[number][:where]],
-                "max_tokens": 1,
-                "temperature": 0,
-                "logprobs": TOP,
-                "return_tokens_as_token_ids": True,
-            },
-        )
-        for number, where in parted.items()
-    ]
+    asked = [[*prompts[number], *plain[number][:where]] for number, where in parted.items()]
+    settings = {"max_tokens": 1, "temperature": 0, "logprobs": TOP, "return_tokens_as_token_ids": True}
     differences = []
-    for answer in send(server, requests):
-        number, where = answer.key, parted[answer.key]
-        said = answer.body["choices"][0]["logprobs"]["top_logprobs"][0]
+    for (number, where), choice in zip(parted.items(), complete(server, asked, **settings), strict=True):
+        said = choice["logprobs"]["top_logprobs"][0]
         logprobs = {int(token.removeprefix("token_id:")): value for token, value in said.items()}
         ours, theirs = (
             logprobs.get(ids[where]) if where < len(ids) else None for ids in (plain[number], speculative[number])
         )
         gap = abs(ours - theirs) if ours is not None and theirs is not None else float("inf")
         differences.append({"prompt": number, "token": where, "gap": gap})
-    return sorted(differences, key=lambda difference: difference["prompt"])
+    return differences
 
 
 def _line(k: int, plain: Pass, speculative: Pass) -> dict[str, Any]:

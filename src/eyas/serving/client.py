@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -70,6 +70,13 @@ def send(server: Server, requests: Iterable[Request]) -> Iterator[Answer]:
             for task in in_flight:
                 task.cancel()
             runner.run(sender.client.aclose())
+
+
+def complete(server: Server, prompts: Sequence[list[int]], **settings: Any) -> list[dict[str, Any]]:
+    """What the server makes of each prompt's token ids (the first choice), in the order of the prompts."""
+    requests = [Request(number, "/v1/completions", {"prompt": ids, **settings}) for number, ids in enumerate(prompts)]
+    choices = {answer.key: answer.body["choices"][0] for answer in send(server, requests)}
+    return [choices[number] for number in range(len(prompts))]
 
 
 async def _first(tasks: set[asyncio.Task[Answer]]) -> tuple[set[asyncio.Task[Answer]], set[asyncio.Task[Answer]]]:

@@ -9,7 +9,7 @@ from enum import Enum
 from omegaconf import MISSING
 
 from eyas.errors import EyasError
-from eyas.fields import OPEN
+from eyas.fields import OPEN, at_least
 
 
 class Connector(Enum):
@@ -64,13 +64,11 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         for key in ("tensor_parallel", "data_parallel", "max_in_flight"):
-            if getattr(self, key) < 1:
-                raise EyasError(f"server.{key}={getattr(self, key)}: must be at least 1")
+            at_least(f"server.{key}", getattr(self, key), 1)
         for key in ("startup_timeout", "request_timeout"):
             if getattr(self, key) <= 0:
                 raise EyasError(f"server.{key}={getattr(self, key)}: must be a positive number of seconds")
-        if self.retries < 0:
-            raise EyasError(f"server.retries={self.retries}: must be at least 0")
+        at_least("server.retries", self.retries, 0)
         if self.port is not None and not 1 <= self.port <= 65535:
             raise EyasError(f"server.port={self.port}: must be between 1 and 65535, or null for a free one")
         if self.memory_share is not None and not 0 < self.memory_share <= 1:

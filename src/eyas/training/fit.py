@@ -15,7 +15,7 @@ from eyas.config import Config, load_config, to_dict
 from eyas.data.loader import PackedLoader, ValidationLoader
 from eyas.data.packing import num_steps, pack
 from eyas.data.store import StateStore
-from eyas.data.tokens import load_tokens
+from eyas.data.tokens import Tokens
 from eyas.draft.build import build_draft
 from eyas.draft.model import Draft
 from eyas.draft.vocabulary import coverage
@@ -39,7 +39,7 @@ class PackedData(lightning.LightningDataModule):
         super().__init__()
         self.config = config
         self.store = StateStore(states_artifact(config).directory)
-        first_held_out = load_tokens(tokens_artifact(config).directory).num_train_rows
+        first_held_out = Tokens(tokens_artifact(config).directory).num_train_rows
         row_length = config.training.row_length
         self.train_rows = pack(self.store.lengths[:first_held_out], row_length)
         held_out = pack(self.store.lengths[first_held_out:], row_length)
@@ -143,7 +143,7 @@ def fit(run: Run) -> bool:
 
 def coverage_line(config: Config, draft: Draft) -> str:
     """How much of what the verifier says the draft vocabulary can express; below 95 % acceptance suffers for it."""
-    share = coverage(load_tokens(tokens_artifact(config).directory).counts_V, draft.draft_ids_D.cpu())
+    share = coverage(Tokens(tokens_artifact(config).directory).counts_V, draft.draft_ids_D.cpu())
     line = f"draft vocabulary of {len(draft.draft_ids_D):,} tokens covers {share:.1%} of the training answers"
     return line if share >= ENOUGH_COVERAGE else f"{line}: warning, below {ENOUGH_COVERAGE:.0%}; raise draft.vocab_size"
 
