@@ -8,8 +8,9 @@ import torch
 
 from eyas.artifact import write_manifest
 from eyas.config import Config
+from eyas.draft.given import PROVENANCE_FILE
 from eyas.errors import EyasError
-from eyas.run import PROVENANCE_FILE, Run, length, read_metrics
+from eyas.run import Run, length, read_metrics
 from eyas.training import schedule
 from eyas.training.metrics import acceptance
 from eyas.training.record import MetricsCsv

@@ -4,13 +4,14 @@ An artifact is built in a sibling directory `<name>.partial`, fsynced and rename
 processes that want the same artifact take turns, by a lock file in the partial directory.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,6 +23,7 @@ from eyas.errors import EyasError
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 LOCK = ".lock"
+SAMPLED_FILES, SAMPLED_BYTES = 256, 4096
 
 
 def fingerprint(stage: str, fields: dict[str, Any], inputs: dict[str, str]) -> str:
@@ -170,6 +172,32 @@ def locked(directory: Path, *, wait: bool = True) -> Iterator[bool]:
         yield file.exists() and os.path.samestat(os.fstat(stream.fileno()), file.stat())
 
 
+@contextmanager
+def full_disk_explained(directory: Path) -> Iterator[None]:
+    """A disk that fills up while something is written below a directory, in one line.
+
+    Raises:
+        EyasError: it is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise full_disk(directory) from None
+
+
+def full_disk(directory: Path) -> EyasError:
+    return EyasError(
+        f"the disk of {directory} is full: make room there, and the same command carries on after what is whole"
+    )
+
+
+def is_full(directory: Path, num_bytes: int) -> bool:
+    """Whether a file of so many bytes has no room in a directory (on this machine)."""
+    return directory.exists() and shutil.disk_usage(directory).free < num_bytes
+
+
 def remove_if_empty(directory: Path, *, upto: Path) -> None:
     """Remove a directory and its parents below and including `upto`, as far as they are empty."""
     for path in (directory, *directory.parents):
@@ -193,6 +221,17 @@ def sha256_of(file: Path) -> str:
 def _sha256(file: Path, size: int, changed: int) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sampled_identity(files: Sequence[Path]) -> str:
+    """Of files that are too large to be read whole: their names and sizes, and a block from the middle of some of them."""
+    sizes = [file.stat().st_size for file in files]
+    digest = hashlib.sha256(json.dumps([[file.name, size] for file, size in zip(files, sizes, strict=True)]).encode())
+    for index in range(0, len(files), max(1, len(files) // SAMPLED_FILES)):
+        with files[index].open("rb") as stream:
+            stream.seek(sizes[index] // 2)
+            digest.update(stream.read(SAMPLED_BYTES))
+    return digest.hexdigest()
 
 
 @cache

@@ -94,21 +94,61 @@ class GenerationConfig:
             )
 
 
+class CaptureEngine(Enum):
+    """Where the verifier's hidden states come from: a program that runs it, or files that somebody has made."""
+
+    transformers = "transformers"
+    vllm = "vllm"
+    files = "files"
+
+
+class Keep(Enum):
+    """Which states stay on the disk while training goes on beside their capture."""
+
+    none = "none"  # none that has been trained on: the least disk, and each pass captures anew
+    window = "window"  # as many as fit into window_tokens: those that are needed again first
+    all = "all"  # every one; after the first pass nothing is captured any more
+
+
 @dataclass(kw_only=True)
 class CaptureConfig:
     """Who produces the verifier's hidden states, and how they are stored."""
 
-    engine: Engine = MISSING
+    engine: CaptureEngine = MISSING
+    path: str | None = MISSING
+    """With engine files: the directory that holds them (docs/capture_files.md); they are read where they are."""
     dtype: Dtype = MISSING
     """The verifier computes, and the states are stored, in this type."""
     tokens_per_batch: int = MISSING
     """Tokens in one forward of the verifier, padding included."""
     tokens_per_shard: int = MISSING
     """Tokens in one file of the store; a killed capture resumes after the last whole file."""
+    online: bool = MISSING
+    """Training goes on beside the capture (else after it), with the same rows in the same order, hence the same result."""
+    keep: Keep = MISSING
+    """What an on-line capture leaves on the disk."""
+    window_tokens: int = MISSING
+    """Tokens whose states an on-line capture may have on the disk at a time, unless it keeps all; the held-out ones beside them."""
 
     def __post_init__(self) -> None:
         at_least("capture.tokens_per_batch", self.tokens_per_batch, 1)
         at_least("capture.tokens_per_shard", self.tokens_per_shard, 1)
+        at_least("capture.window_tokens", self.window_tokens, 1)
+        if (self.path is not None) != (self.engine is CaptureEngine.files):
+            raise EyasError(
+                f"capture.path={self.path} with capture.engine={self.engine.name}: a path belongs to states that are there "
+                "already, capture=files, and to nothing else"
+            )
+        if self.online and self.engine is not CaptureEngine.vllm:
+            raise EyasError(
+                f"capture.online=true with capture.engine={self.engine.name}: only a server captures beside a training; "
+                "set capture=online, or capture.online=false"
+            )
+        if self.keep is not Keep.all and not self.online:
+            raise EyasError(
+                f"capture.keep={self.keep.name} with capture.online=false: a training that begins after the capture needs all "
+                "states; set capture=online, or capture.keep=all"
+            )
 
 
 @dataclass(kw_only=True)
@@ -202,7 +242,7 @@ class TrainerConfig:
 
 @dataclass(kw_only=True)
 class EvaluationConfig:
-    """Real speculative decoding on the held-out prompts, after training."""
+    """Real speculative decoding on the held-out prompts, after training and, if asked, on the way."""
 
     engine: Engine | None = MISSING
     """Null: no evaluation."""
@@ -214,6 +254,8 @@ class EvaluationConfig:
     """Prompts of each set."""
     prompts: dict[str, SourceConfig] = field(default=MISSING, metadata=OPEN)
     """Prompt sets by name, each the first turn of its conversations; none: the held-out prompts."""
+    length_buckets: list[int] = MISSING
+    """Prompts of up to so many tokens, each bucket (and what is longer) measured on its own, with num_prompts prompts."""
     max_tokens: int = MISSING
     """Tokens generated per prompt."""
     temperature: float = MISSING
@@ -223,18 +265,33 @@ class EvaluationConfig:
     allow_unservable: bool = MISSING
     """Train although the probe before step 1 failed: vLLM can't serve such a draft beside this verifier."""
     dtype: Dtype = MISSING
+    every_n_steps: int | None = MISSING
+    """Training pauses at every so many steps and the draft is measured (null: at the end only)."""
 
     def __post_init__(self) -> None:
         for key in ("k", "num_prompts", "max_tokens"):
             at_least(f"evaluation.{key}", getattr(self, key), 1)
-        for key in ("more_k", "concurrency"):
+        for key in ("more_k", "concurrency", "length_buckets"):
             for value in getattr(self, key):
                 at_least(f"evaluation.{key}", value, 1)
         at_least("evaluation.temperature", self.temperature, 0)
         if not self.concurrency:
             raise EyasError("evaluation.concurrency is empty: expected at least one number of requests at a time")
+        if self.length_buckets != sorted(set(self.length_buckets)):
+            raise EyasError(
+                f"evaluation.length_buckets={self.length_buckets}: expected numbers of tokens in ascending order, for "
+                "instance [512, 2048]"
+            )
+        if self.every_n_steps is not None:
+            at_least("evaluation.every_n_steps", self.every_n_steps, 1)
+        if self.engine is None and self.every_n_steps is not None:
+            raise EyasError(
+                f"evaluation.every_n_steps={self.every_n_steps} with evaluation=none, which measures nothing: choose "
+                "evaluation=transformers or evaluation=vllm"
+            )
         if self.engine is Engine.transformers:
-            for key, only in (("more_k", []), ("temperature", 0), ("concurrency", [1]), ("prompts", {})):
+            others: list[tuple[str, object]] = [("more_k", []), ("temperature", 0), ("concurrency", [1])]
+            for key, only in [*others, ("prompts", {}), ("length_buckets", [])]:
                 if getattr(self, key) != only:
                     raise EyasError(
                         f"evaluation.{key}={getattr(self, key)}: in transformers only {only}; evaluation=vllm measures more"
@@ -289,6 +346,28 @@ class Config:
             raise EyasError(
                 f"training.row_length={self.training.row_length} is shorter than data.max_length={self.data.max_length}: "
                 "conversations would be cut a second time; make them equal"
+            )
+        every, saved = self.evaluation.every_n_steps, self.training.checkpoint_every_n_steps
+        if every is not None and every % saved:
+            raise EyasError(
+                f"evaluation.every_n_steps={every} is no multiple of training.checkpoint_every_n_steps={saved}: what is "
+                "measured is a checkpoint; change one of them"
+            )
+        if (
+            self.capture.online
+            and self.trainer.accelerator is Accelerator.cuda
+            and self.server.endpoints is None
+            and self.server.gpus is None
+        ):
+            raise EyasError(
+                "capture.online=true: the server and the training need GPUs at the same time; set server.gpus=[...], training takes "
+                f"{self.trainer.devices} (trainer.devices) of the others, or use servers elsewhere: server=endpoints"
+            )
+        two_steps = 2 * self.training.rows_per_step * self.training.row_length
+        if self.capture.online and self.capture.keep is not Keep.all and self.capture.window_tokens < two_steps:
+            raise EyasError(
+                f"capture.window_tokens={self.capture.window_tokens} is less than two steps of training may need ({two_steps}: twice "
+                "training.rows_per_step x training.row_length); make it larger"
             )
         if (
             not re.fullmatch(r"[A-Za-z0-9][\w.+=,-]*(/[A-Za-z0-9][\w.+=,-]*)*", self.name)

@@ -6,17 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import yaml
 
 from eyas.artifact import locked, read_manifest, write_file
 from eyas.config import Config, ExportFormat, config_yaml, flatten
+from eyas.draft.given import PROVENANCE_FILE
 from eyas.errors import EyasError
-from eyas.stages import run_identity
-
-PROVENANCE_FILE = "eyas.json"
-"""In an exported draft: which run, step, verifier and data it came from."""
+from eyas.stages import measurement_identity, run_identity
 
 
 @dataclass(frozen=True)
@@ -24,10 +22,17 @@ class Run:
     """A run's directory and the files in it."""
 
     directory: Path
+    kind: ClassVar[str] = "run"
+    identity_name: ClassVar[str] = "identity.yaml"
 
     @classmethod
-    def of(cls, config: Config) -> "Run":
+    def of(cls, config: Config) -> Self:
         return cls(Path(config.outputs) / config.name)
+
+    @staticmethod
+    def identity(config: Config) -> dict[str, Any]:
+        """What the directory's content depends on."""
+        return run_identity(config)
 
     @property
     def config_file(self) -> Path:
@@ -35,7 +40,7 @@ class Run:
 
     @property
     def identity_file(self) -> Path:
-        return self.directory / "identity.yaml"
+        return self.directory / self.identity_name
 
     @property
     def metrics_file(self) -> Path:
@@ -59,8 +64,24 @@ class Run:
         return self.directory / "server.log"
 
     @property
+    def window(self) -> Path:
+        """Where states stand between a capture and the training beside it (`eyas.data.window`)."""
+        return self.directory / "window"
+
+    def open_window(self) -> None:
+        """Before either side starts: states that an earlier start left are kept, what it said is not."""
+        self.window.mkdir(exist_ok=True)
+        for file in self.window.iterdir():
+            if file.suffix != ".safetensors":
+                file.unlink()
+
+    @property
     def evaluation_file(self) -> Path:
         return self.directory / "evaluation.json"
+
+    def measured_file(self, step: int) -> Path:
+        """evaluation.json of a step on the way (`evaluation.every_n_steps`)."""
+        return self.directory / "evaluations" / f"step-{step:08d}.json"
 
     def exists(self) -> bool:
         return self.identity_file.exists()
@@ -73,16 +94,16 @@ class Run:
         """
         if not self.exists():
             if self.directory.exists() and any(not path.name.startswith(".") for path in self.directory.iterdir()):
-                raise EyasError(f"{self.directory} exists and is no run of Eyas; choose another name=...")
+                raise EyasError(f"{self.directory} exists and is no {self.kind} of Eyas; choose another name=...")
             _check_writable(self.directory)
             return
-        found, wanted = flatten(yaml.safe_load(self.identity_file.read_text())), flatten(run_identity(config))
+        found, wanted = flatten(yaml.safe_load(self.identity_file.read_text())), flatten(self.identity(config))
         different = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
         if different:
             changes = "; ".join(f"{key}: {found.get(key)} there, {wanted.get(key)} now" for key in different[:6])
             more = f" and {len(different) - 6} more" if len(different) > 6 else ""
             raise EyasError(
-                f"{self.directory} holds another run ({changes}{more}); start this one anew with name={config.name}-2"
+                f"{self.directory} holds another {self.kind} ({changes}{more}); start this one anew with name={config.name}-2"
             )
 
     @contextmanager
@@ -96,7 +117,7 @@ class Run:
         with self.held():
             self.check(config)  # again, now that nobody else can be at it
             if not self.exists():
-                write_file(self.identity_file, yaml.safe_dump(run_identity(config), sort_keys=False))
+                write_file(self.identity_file, yaml.safe_dump(self.identity(config), sort_keys=False))
             write_file(self.config_file, config_yaml(config))
             composed = {"overrides": overrides, "config_dirs": config_dirs}
             write_file(self.directory / "overrides.json", json.dumps(composed) + "\n")
@@ -129,6 +150,11 @@ class Run:
             raise EyasError(f"{self.checkpoints} holds checkpoints, but none is complete; move them away to start anew")
         return whole[-1] if whole else None
 
+    def trained_steps(self) -> int:
+        """The step of the newest complete checkpoint; 0 before the first."""
+        newest = self.newest_checkpoint()
+        return int(read_manifest(newest)["step"]) if newest else 0
+
     def is_trained(self, config: Config) -> bool:
         """Whether the newest checkpoint ends a training of the length that `config` asks for."""
         newest = self.newest_checkpoint()
@@ -150,6 +176,18 @@ class Run:
         return report if report and report["draft"]["step"] == self.exported_step() else {}
 
 
+@dataclass(frozen=True)
+class Measurement(Run):
+    """The directory of a draft that is given, and only measured: `eyas evaluate DRAFT`."""
+
+    kind = "evaluation of a draft"
+    identity_name = "measurement.yaml"
+
+    @staticmethod
+    def identity(config: Config) -> dict[str, Any]:
+        return measurement_identity(config)
+
+
 def length(config: Config) -> dict[str, Any]:
     """What sets the run's length: no part of its identity, so that a longer one continues it."""
     return {"max_steps": config.training.max_steps, "epochs": config.training.epochs}
@@ -167,8 +205,10 @@ def read_metrics(file: Path) -> list[dict[str, float]]:
 
 
 def _step(draft: Path) -> int | None:
+    """The step that a draft was exported at; None also for one that no run made."""
     file = draft / PROVENANCE_FILE
-    return int(json.loads(file.read_text())["step"]) if file.exists() else None
+    step: int | None = json.loads(file.read_text())["step"] if file.exists() else None
+    return step
 
 
 def _check_writable(directory: Path) -> None:

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eyas.artifact import Artifact, fingerprint, read_manifest, sha256_of
-from eyas.config import Config, Engine, to_dict
+from eyas.artifact import Artifact, fingerprint, read_manifest, sampled_identity, sha256_of
+from eyas.config import CaptureEngine, Config, Engine, to_dict
 from eyas.data.mixture import mixture_identity, split_identity
 from eyas.data.schema import DataConfig, Responses, SourceConfig
 from eyas.data.shapes import Shape as RowShape
 from eyas.data.sources import Files, find_source
+from eyas.draft.given import content, find_draft
 from eyas.draft.shape import Shape, resolve_shape
 from eyas.errors import EyasError
 from eyas.verifier.facts import VerifierFacts, resolve
@@ -102,13 +103,41 @@ def states_artifact(config: Config) -> Artifact:
         "layer_ids": draft_shape(config).layer_ids,
         "last": config.verifier.target.name,
         "modules": to_dict(config.verifier.transformers),
-        "capture": to_dict(config.capture),
+        "capture": _how_captured(config),
     }
-    if config.capture.engine is Engine.vllm:  # a cache in fp8 makes other states
+    if config.capture.engine is CaptureEngine.vllm:  # a cache in fp8 makes other states
         fields["kv_cache_dtype"] = config.server.kv_cache_dtype
+    if config.capture.engine is CaptureEngine.files:
+        fields["files"] = sampled_identity(state_files(config))
     return Artifact(
         store=store(config), stage="states", fields=fields, inputs={"tokens": tokens_artifact(config).fingerprint}
     )
+
+
+def is_online(config: Config) -> bool:
+    """Whether training reads states from a capture beside it; where they are in the store already, it reads those."""
+    return config.capture.online and not states_artifact(config).exists()
+
+
+def _how_captured(config: Config) -> dict[str, Any]:
+    """What of the group `capture` the states depend on; not where they are, when they come, or how long they are kept."""
+    apart = ("path", "online", "keep", "window_tokens")
+    return {key: value for key, value in to_dict(config.capture).items() if key not in apart}
+
+
+def state_files(config: Config) -> list[Path]:
+    """The files of capture=files.
+
+    Raises:
+        EyasError: there are none.
+    """
+    found = sorted(Path(config.capture.path or "").glob("*.safetensors"))
+    if not found:
+        raise EyasError(
+            f"capture.path={config.capture.path}: no *.safetensors there; expected hs_<row>.safetensors for each row of the "
+            "tokens artifact (docs/capture_files.md)"
+        )
+    return found
 
 
 def parity_file(config: Config) -> Path:
@@ -138,6 +167,7 @@ def run_identity(config: Config) -> dict[str, Any]:
     for source in (values["data"], *values["data"]["mixture"].values()):
         for key in ("path", "split", "config", "revision", "answers_by", "max_bad_rows"):
             del source[key]
+    values["capture"] = _how_captured(config)
     del values["data"]["num_processes"], values["data"]["responses"], values["generation"]
     values["verifier"] = {
         "weights": locate(config.verifier).identity,
@@ -148,6 +178,16 @@ def run_identity(config: Config) -> dict[str, Any]:
         values["draft"]["init"] = {file.name: sha256_of(file) for file in sorted(Path(config.draft.init).glob("*.*"))}
     values["data"]["tokens"] = tokens_artifact(config).fingerprint
     return values
+
+
+def measurement_identity(config: Config) -> dict[str, Any]:
+    """The values that an evaluation of a given draft (`draft.init`) stands for; how it is measured is not part of it."""
+    draft = str(config.draft.init)
+    return {
+        "draft": content(find_draft(draft, draft), draft),
+        "verifier": {"weights": locate(config.verifier).identity, **_reading(verifier_facts(config))},
+        "tokens": None if config.evaluation.prompts else tokens_artifact(config).fingerprint,
+    }
 
 
 def _reading(facts: VerifierFacts) -> dict[str, Any]:
@@ -162,7 +202,7 @@ def served_stages(config: Config) -> dict[str, str]:
         stages["answers of the verifier's own"] = "data.responses=keep (if the answers that are there are its own)"
     if config.verifier.chat.renderer is Renderer.server:
         stages["verifier.chat.renderer=server"] = "verifier.chat.renderer=tokenizer"
-    if config.capture.engine is Engine.vllm:
+    if config.capture.engine is CaptureEngine.vllm:
         stages["capture=vllm"] = "capture=transformers"
     if config.evaluation.engine is Engine.vllm:
         stages["evaluation=vllm"] = "evaluation=transformers"

@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from eyas.capture.expected import Expected
 from eyas.capture.handover import Handover, LostStatesError
 from eyas.errors import EyasError
 
 IDS = torch.arange(5, 12)
-HANDOVER = Handover([1, 2, 4], 8, torch.float32, timeout=0.2)
+HANDOVER = Handover(Expected([1, 2, 4], 8, torch.float32), timeout=0.2)
 
 
 def states() -> Tensor:
@@ -54,7 +55,7 @@ def without_layer(slot: int) -> Tensor:
     ("hidden", "ids", "message"),
     [
         (states()[:-1].contiguous(), IDS[:-1], r"captured other tokens .*: 6 of them, .* expected 7"),
-        (states(), IDS.flip(0).contiguous(), r"captured other tokens than it was sent: 7 of them, \[11, 10"),
+        (states(), IDS.flip(0).contiguous(), r"captured other tokens than it was given: 7 of them, \[11, 10"),
         (states()[:-1].contiguous(), IDS, r"states of shape \[6, 3, 8\], expected \[7, 3, 8\]"),
         (states()[:, :2].contiguous(), IDS, r"states of shape \[7, 2, 8\], expected \[7, 3, 8\] .* layers \[1, 2, 4\]"),
         (states().bfloat16(), IDS, r"hands over torch\.bfloat16, and capture\.dtype is torch\.float32"),
@@ -108,7 +109,7 @@ def test_it_waits_until_the_file_is_written(tmp_path: Path) -> None:
 
         writer = threading.Thread(target=write)
         writer.start()
-        taken = take(tmp_path / "cmpl-1.safetensors", Handover([1, 2, 4], 8, torch.float32, timeout=10))
+        taken = take(tmp_path / "cmpl-1.safetensors", Handover(Expected([1, 2, 4], 8, torch.float32), timeout=10))
         writer.join()
     assert torch.equal(taken, states())
     with lock.open("w") as held:

@@ -166,7 +166,7 @@ def test_memory_does_not_grow_with_the_file(smollm2_checkpoint: Checkpoint, tmp_
     peaks: list[int] = []
     for megabytes in (12, 50):
         file, outputs = tmp_path / f"{megabytes}.jsonl", tmp_path / str(megabytes)
-        write_conversations(file, megabytes << 20, unused=0.9)
+        write_conversations(file, megabytes << 20, unused=0.98)
         options = [
             "verifier=smollm2_135m",
             "data=mine",

@@ -8,6 +8,7 @@ from eyas.artifact import sha256_of, write_manifest
 from eyas.config import Config
 from eyas.data.loader import PackedLoader, ValidationLoader, read_row
 from eyas.data.packing import num_steps, pack, permutation
+from eyas.data.plan import Plan
 from eyas.data.store import Document, StateStore, plan_shards, shard_name, write_shard
 from eyas.errors import EyasError
 
@@ -97,9 +98,9 @@ def test_a_packed_row_keeps_documents_apart(store: StateStore) -> None:
     assert torch.equal(row.last_TH, torch.cat([document(2).last_TH, document(0).last_TH]))
 
 
-def loader(store: StateStore, **changes: int) -> PackedLoader:
-    settings = {"row_length": 16, "rows_per_step": 2, "num_steps": 7, "seed": 3, **changes}
-    return PackedLoader(store, pack(LENGTHS, 16), **settings)
+def loader(store: StateStore, **ranks: int) -> PackedLoader:
+    plan = Plan(pack(LENGTHS, 16), rows_per_step=2, num_steps=7, seed=3)
+    return PackedLoader(store, plan, row_length=16, **ranks)
 
 
 def seen(loader: PackedLoader) -> list[list[list[int]]]:
@@ -107,9 +108,9 @@ def seen(loader: PackedLoader) -> list[list[list[int]]]:
 
 
 def test_loader_passes_over_all_rows_in_shuffled_passes(store: StateStore) -> None:
-    one = loader(store)
-    num_rows = len(one.rows)
-    stream = [row for step in range(7) for row in one.rows_of(step)]
+    plan = loader(store).plan
+    num_rows = len(plan.rows)
+    stream = [row for step in range(7) for row in plan.rows_of(step)]
     for epoch in range(len(stream) // num_rows):
         assert stream[epoch * num_rows :][:num_rows] == permutation(num_rows, 3, epoch)
         assert sorted(stream[epoch * num_rows :][:num_rows]) == list(range(num_rows))

@@ -1,6 +1,7 @@
 """What interrupts a run: kill -9, a damaged file, a loss that blows up, a second process."""
 
 import csv
+import json
 import shutil
 import signal
 import subprocess
@@ -41,6 +42,29 @@ def is_running(process: str) -> bool:
     """Whether a process is there and no zombie that nobody has reaped yet."""
     stat = Path(f"/proc/{process}/stat")
     return stat.exists() and stat.read_text().rpartition(") ")[2][0] != "Z"
+
+
+def test_measured_on_the_way_and_trained_to_the_same_weights(outputs: Path, tmp_path: Path) -> None:
+    shutil.copytree(outputs / "store", tmp_path / "store")
+    # A pause where no validation is due, and one where one is.
+    options = [
+        "evaluation.every_n_steps=15",
+        "training.checkpoint_every_n_steps=5",
+        "training.validate_every_n_steps=10",
+    ]
+    done = train(tmp_path, *options)
+    assert done.returncode == 0, done.stderr
+    kept = {path.name: json.loads(path.read_text()) for path in (tmp_path / "run" / "evaluations").iterdir()}
+    assert {name: report["draft"]["step"] for name, report in kept.items()} == {
+        "step-00000015.json": 15,
+        "step-00000030.json": 30,
+    }
+    assert f"| 15 | {kept['step-00000015.json']['tau']:.2f} |" in (tmp_path / "run" / "report.md").read_text()
+    ours, theirs = (load_file(directory / "run" / "draft" / "model.safetensors") for directory in (tmp_path, outputs))
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+    with (tmp_path / "run" / "metrics.csv").open() as stream:
+        validated = [int(row["step"]) for row in csv.DictReader(stream) if row["val/tau_sim"]]
+    assert validated == [10, 15, 20, 30, 33]
 
 
 def test_killed_twice_and_carried_on_bit_for_bit(outputs: Path, tmp_path: Path) -> None:

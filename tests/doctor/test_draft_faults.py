@@ -14,7 +14,8 @@ from eyas.config import Config
 from eyas.doctor.draft_checks import as_vllm_reads, examine_export, examine_handover, server_python
 from eyas.doctor.findings import Finding, Verdict
 from eyas.draft import export
-from eyas.run import PROVENANCE_FILE, Run
+from eyas.draft.given import PROVENANCE_FILE
+from eyas.run import Run
 from eyas.verifier.checkpoint import Checkpoint
 
 PLAIN = [f"draft.{flag}=false" for flag in ("norm_before_residual", "norm_before_fc", "norm_output")]

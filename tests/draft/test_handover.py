@@ -14,9 +14,10 @@ from small import SHAPE
 
 from eyas.artifact import write_file
 from eyas.config import Config
+from eyas.draft.given import PROVENANCE_FILE
 from eyas.draft.handover import Handover, card, check_provenance, raw_card, serve_line, write_card
 from eyas.errors import EyasError
-from eyas.run import PROVENANCE_FILE, Run
+from eyas.run import Run
 from eyas.verifier.checkpoint import Checkpoint
 
 DRAFT = {"method": "eagle3", "model": ".", "num_speculative_tokens": 3}

@@ -6,6 +6,7 @@ import pytest
 
 from eyas.cli.compose import compose
 from eyas.errors import EyasError
+from eyas.evaluation.prompts import PromptSet
 from eyas.evaluation.report import acceptance, first_difference, report
 from eyas.evaluation.vllm import Pass, conclusion
 from eyas.serving.metrics import SpeculationCounts
@@ -50,7 +51,13 @@ def test_a_near_tie_is_said_and_a_clear_difference_refused() -> None:
 
 
 def measured(concurrency: int, tokens_per_second: float) -> Pass:
-    return Pass("set", concurrency, [[0] * 100], 100 / tokens_per_second, SpeculationCounts(50, 150, 60, (30, 20, 10)))
+    return Pass(
+        PromptSet("set", None, []),
+        concurrency,
+        [[0] * 100],
+        100 / tokens_per_second,
+        SpeculationCounts(50, 150, 60, (30, 20, 10)),
+    )
 
 
 def test_the_conclusion_names_the_last_concurrency_that_gains_and_the_best_k() -> None:
@@ -63,3 +70,21 @@ def test_the_conclusion_names_the_last_concurrency_that_gains_and_the_best_k() -
     assert conclusion({3: [measured(1, 90)]}, [measured(1, 100)]) == (
         "no faster with the draft at any concurrency measured (0.90x at 1, k=3)"
     )
+
+
+SETTINGS = [
+    ("evaluation=vllm", "evaluation.length_buckets=[2048,512]", r"expected numbers of tokens in ascending order"),
+    (
+        "evaluation=transformers",
+        "evaluation.length_buckets=[512]",
+        r"in transformers only \[\]; evaluation=vllm measures",
+    ),
+    ("evaluation=none", "evaluation.every_n_steps=140", "evaluation=none, which measures nothing"),
+    ("evaluation=transformers", "evaluation.every_n_steps=100", "no multiple of training.checkpoint_every_n_steps=70"),
+]
+
+
+@pytest.mark.parametrize(("engine", "setting", "message"), SETTINGS)
+def test_settings_that_can_not_be_measured(engine: str, setting: str, message: str) -> None:
+    with pytest.raises(EyasError, match=message):
+        compose([engine, setting], [])

@@ -3,20 +3,25 @@
 from pathlib import Path
 
 from eyas.capture.stage import capture
-from eyas.config import Engine, load_config
+from eyas.config import CaptureEngine, load_config
 from eyas.process import child_main
 
 
 def main(config_file: Path) -> None:
     config = load_config(config_file)
-    if config.capture.engine is Engine.vllm:
-        from eyas.capture.vllm import in_vllm
+    match config.capture.engine:
+        case CaptureEngine.files:
+            from eyas.capture.files import adopt
 
-        capture(config, in_vllm)
-    else:
-        from eyas.capture.transformers import in_transformers
+            adopt(config)
+        case CaptureEngine.vllm:
+            from eyas.capture.vllm import in_vllm
 
-        capture(config, in_transformers)
+            capture(config, in_vllm)
+        case CaptureEngine.transformers:
+            from eyas.capture.transformers import in_transformers
+
+            capture(config, in_transformers)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,27 @@ Shapes: T tokens, L chosen layers and the last state.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
 from eyas.data.store import Document
 from eyas.data.tokens import Tokens
 from eyas.serving.client import Request
+
+
+class Queue(Iterator[Request], Protocol):
+    """Requests for rows, the next one as soon as there is room for it; who takes them says what became of each."""
+
+    in_flight: set[int]
+    """Rows that were asked for."""
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing is left, or on its way."""
+
+    def ask_again(self, *rows: int) -> None:
+        """These rows, which were on their way, come next."""
 
 
 @dataclass

@@ -7,21 +7,22 @@ Shapes: T tokens, L chosen layers (the last state is one more), H hidden size.
 
 import fcntl
 import json
-import math
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from eyas.capture.refusal import WAY_OUT
+from eyas.artifact import full_disk, is_full
+from eyas.capture.expected import Expected
 from eyas.errors import EyasError
+
+REST_BYTES = 1 << 16
+"""What a file holds beside the states: its header, and the token ids."""
 
 
 class LostStatesError(EyasError):
@@ -30,12 +31,9 @@ class LostStatesError(EyasError):
 
 @dataclass(frozen=True)
 class Handover:
-    """What every file must be."""
+    """How files are taken over."""
 
-    layer_ids: Sequence[int]
-    """The chosen layers and the one after the last (n)."""
-    hidden_size: int
-    dtype: torch.dtype
+    expected: Expected
     timeout: float
     """Seconds for which a file may be unfinished."""
 
@@ -44,7 +42,7 @@ class Handover:
 
         Raises:
             LostStatesError: there is no whole file.
-            EyasError: it holds something else than was asked for, which asking again will not mend.
+            EyasError: it holds something else than was asked for, or the disk is full, which asking again will not mend.
         """
         named = (answer.get("kv_transfer_params") or {}).get("hidden_states_path")
         if named is None:
@@ -54,16 +52,27 @@ class Handover:
             )
         file = Path(named)
         try:
+            states_TLH, captured_T, layer_ids = self._taken(file)
+        except LostStatesError:
+            num_values = len(ids_T) * len(self.expected.layer_ids) * self.expected.hidden_size
+            # Where there is no room for it even now, asking again will not mend it.
+            if is_full(file.parent, num_values * self.expected.dtype.itemsize + REST_BYTES):
+                raise full_disk(file.parent) from None
+            raise
+        self.expected.check(states_TLH, captured_T, ids_T, source="the server", layer_ids=layer_ids)
+        return states_TLH
+
+    def _taken(self, file: Path) -> tuple[Tensor, Tensor, list[int] | None]:
+        """States, token ids and the layers that the file says it holds."""
+        try:
             content = self._read(file)
         finally:
             remove_states(file)
         try:
             tensors = load(content)
-            states_TLH, captured_T = tensors["hidden_states"], tensors["token_ids"]
+            return tensors["hidden_states"], tensors["token_ids"], _layer_ids(content)
         except (SafetensorError, KeyError) as error:
             raise LostStatesError(f"{file} is not whole ({error})") from None
-        self._check(states_TLH, captured_T, ids_T, _layer_ids(content))
-        return states_TLH
 
     def _read(self, file: Path) -> bytes:
         """The content, once vLLM has finished writing. Not mapped: a mapped file takes its place on the disk even removed."""
@@ -78,35 +87,6 @@ class Handover:
         except FileNotFoundError as error:
             hint = "" if file.parent.exists() else "; is that directory shared with the server's machine?"
             raise LostStatesError(f"{error.filename} is not there{hint}") from None
-
-    def _check(self, states_TLH: Tensor, captured_T: Tensor, ids_T: Tensor, layer_ids: list[int] | None) -> None:
-        expected = (len(ids_T), len(self.layer_ids), self.hidden_size)
-        if layer_ids not in (None, [*self.layer_ids]):
-            raise EyasError(f"the server hands over layers {layer_ids}, expected {[*self.layer_ids]}")
-        if captured_T.tolist() != ids_T.tolist():
-            raise EyasError(
-                f"the server captured other tokens than it was sent: {len(captured_T)} of them, {captured_T[:8].tolist()}..., "
-                f"expected {len(ids_T)}, {ids_T[:8].tolist()}..."
-            )
-        if tuple(states_TLH.shape) != expected:
-            raise EyasError(
-                f"the server hands over states of shape {[*states_TLH.shape]}, expected {[*expected]} (tokens, layers "
-                f"{[*self.layer_ids]}, hidden size)"
-            )
-        if states_TLH.dtype is not self.dtype:
-            raise EyasError(
-                f"the server hands over {states_TLH.dtype}, and capture.dtype is {self.dtype}: an argument in verifier.vllm.args "
-                "or server.args sets another dtype; make them equal"
-            )
-        largest_L = torch.linalg.vector_norm(states_TLH, ord=float("inf"), dim=(0, 2)).tolist()  # nan where one is
-        for layer, largest in zip(self.layer_ids, largest_L, strict=True):
-            if not math.isfinite(largest):
-                raise EyasError(f"the verifier's states of layer {layer} are not finite; try capture.dtype=float32")
-            if largest == 0:
-                raise EyasError(
-                    f"the verifier's states of layer {layer} are all zero: vLLM does not hand that layer over for this model; "
-                    f"{WAY_OUT}"
-                )
 
 
 def remove_states(file: Path) -> None:

@@ -6,7 +6,10 @@ from eyas.config import Config
 from eyas.errors import EyasError
 from eyas.verifier.schema import Stream, Target
 
-WAY_OUT = "set capture=transformers, which runs the verifier on the machine that trains"
+WAY_OUT = (
+    "set capture=transformers, which runs the verifier on the machine that trains, or bring the states yourself: "
+    "capture=files (docs/capture_files.md)"
+)
 
 
 def refuse_what_vllm_cannot(config: Config) -> None:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from eyas.artifact import building, complete, remove, sha256_of, write_file
+from eyas.artifact import building, complete, full_disk_explained, remove, sha256_of, write_file
 from eyas.capture.parity import Parity
 from eyas.config import Config, to_dict
 from eyas.data.store import Document, plan_shards, shard_name, write_shard
@@ -45,23 +45,29 @@ Start = Callable[[Config, Tokens, Path], AbstractContextManager[Engine]]
 """Starts an engine; the directory is the artifact's, for what the engine leaves beside the states."""
 
 
-def capture(config: Config, start: Start) -> None:
-    """Write the states artifact of the tokens artifact, unless it exists, and prove how the verifier is read."""
-    artifact, proof = states_artifact(config), parity_file(config)
+def capture(config: Config, start: Start, *, moves: bool = False) -> None:
+    """Write the states artifact of the tokens artifact, unless it exists, and prove how the verifier is read.
+
+    Args:
+        moves: The engine removes what it hands out: no more disk is needed than there is now.
+    """
+    artifact, file = states_artifact(config), parity_file(config)
     tokens = Tokens(tokens_artifact(config).directory)
-    with building(artifact) as partial:
+    with full_disk_explained(artifact.directory.parent), building(artifact) as partial:
         if partial is not None:
             shards = plan_shards(tokens.lengths, config.capture.tokens_per_shard)
-            _write_shards(config, tokens, shards, partial, start)
+            _write_shards(config, tokens, shards, partial, start, moves)
             entries = [_entry(partial, index, rows, tokens) for index, rows in enumerate(shards)]
             remove(partial / SCRATCH)
             complete(artifact, partial, {"tokens": sum(tokens.lengths), "shards": entries})
-    if not proof.exists():  # the states were there, but nobody has read them this way
+    if not file.exists():  # the states were there, but nobody has read them this way
         with start(config, tokens, artifact.directory) as engine:
-            write_file(proof, _proof(config, engine))
+            write_file(file, proof(config, engine))
 
 
-def _write_shards(config: Config, tokens: Tokens, shards: list[range], partial: Path, start: Start) -> None:
+def _write_shards(
+    config: Config, tokens: Tokens, shards: list[range], partial: Path, start: Start, moves: bool
+) -> None:
     """Capture every shard that is not there yet."""
     missing = {index: rows for index, rows in enumerate(shards) if not (partial / shard_name(index)).exists()}
     num_missing = sum(tokens.lengths[row] for rows in missing.values() for row in rows)
@@ -70,15 +76,16 @@ def _write_shards(config: Config, tokens: Tokens, shards: list[range], partial: 
         print(f"capture  resumes after {total - num_missing:,} of {total:,} tokens", flush=True)
     if not missing:
         return
-    _refuse_full_disk(config, num_missing, partial)
+    if not moves:
+        refuse_full_disk(config, num_missing, partial)
     with start(config, tokens, partial) as engine:
-        write_file(partial / parity_file(config).name, _proof(config, engine))
+        write_file(partial / parity_file(config).name, proof(config, engine))
         progress = Progress("capture", total, "tokens", done=total - num_missing)
         for index, documents in engine.shards(missing, progress):
             write_shard(partial / shard_name(index), documents)
 
 
-def _proof(config: Config, engine: Engine) -> str:
+def proof(config: Config, engine: Engine) -> str:
     """The proof (JSON) that the teacher's logits are the verifier's own."""
     parity = engine.prove()
     print(f"capture  parity {parity}", flush=True)
@@ -92,7 +99,7 @@ def token_bytes(config: Config) -> int:
     return slots * verifier_facts(config).hidden_size * dtype.itemsize
 
 
-def _refuse_full_disk(config: Config, num_tokens: int, directory: Path) -> None:
+def refuse_full_disk(config: Config, num_tokens: int, directory: Path) -> None:
     """Before the verifier is loaded: is there room for what it will produce?"""
     needed, free = num_tokens * token_bytes(config), shutil.disk_usage(directory).free
     if needed > free:

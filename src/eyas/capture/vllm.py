@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from eyas.artifact import remove
-from eyas.capture.assembly import Assembly, request
+from eyas.capture.assembly import Assembly, Queue, request
+from eyas.capture.expected import Expected
 from eyas.capture.extraction import arguments, check_layer_ids, explained, longest_sequences, refuse_whole_prefill
 from eyas.capture.handover import Handover, LostStatesError, remove_states
 from eyas.capture.parity import Parity, Reported, alternatives, refuse_another_reading
@@ -32,7 +33,7 @@ from eyas.progress import Progress
 from eyas.serving import canary
 from eyas.serving.client import send
 from eyas.serving.server import Server, ServerDiedError, serving
-from eyas.stages import canary_file, draft_shape, verifier_facts
+from eyas.stages import canary_file, verifier_facts
 from eyas.verifier.locate import locate
 from eyas.verifier.teacher import Teacher
 
@@ -75,14 +76,8 @@ class VllmEngine:
     def __init__(self, config: Config, tokens: Tokens, directory: Path) -> None:
         self.config, self.tokens = config, tokens
         self.log, self.scratch = directory / "server.log", directory / SCRATCH
-        facts = verifier_facts(config)
-        self.dtype: torch.dtype = getattr(torch, config.capture.dtype.name)
-        self.handover = Handover(
-            [*draft_shape(config).layer_ids, facts.num_layers],
-            facts.hidden_size,
-            self.dtype,
-            config.server.request_timeout,
-        )
+        self.expected = Expected.of(config)
+        self.handover = Handover(self.expected, config.server.request_timeout)
         self._resources = ExitStack()
         self._server: Server | None = None
 
@@ -101,7 +96,7 @@ class VllmEngine:
         self.stop()
         self.scratch.mkdir()
         config, checkpoint = self.config, locate(self.config.verifier)
-        args, env = arguments(config, self.handover.layer_ids, self.scratch)
+        args, env = arguments(config, self.expected.layer_ids, self.scratch)
         if config.server.endpoints is not None:
             print(f"capture  running servers must have been started with {shlex.join(args)}", flush=True)
         self._server = self._resources.enter_context(
@@ -110,7 +105,7 @@ class VllmEngine:
         for endpoint, longest in longest_sequences(self.server).items():
             refuse_long_rows(self.tokens.lengths, longest, f"max_model_len={longest} of {endpoint}")
             refuse_whole_prefill(self.server, config.capture.tokens_per_batch, longest)
-        check_layer_ids(self.server, self.handover.layer_ids)
+        check_layer_ids(self.server, self.expected.layer_ids)
         canary.check(self.server, canary_file(config))
 
     def stop(self) -> None:
@@ -123,44 +118,56 @@ class VllmEngine:
         with explained(self.config.verifier.name):
             state_NH, reported = self._observed()
         checkpoint, facts = locate(self.config.verifier), verifier_facts(self.config)
-        teacher = Teacher.from_checkpoint(checkpoint, facts, self.dtype)
-        parity = reported.compare(teacher(state_NH), self.dtype)
-        refuse_another_reading(parity, alternatives(teacher, state_NH, reported.divergence), self.dtype)
+        teacher = Teacher.from_checkpoint(checkpoint, facts, self.expected.dtype)
+        parity = reported.compare(teacher(state_NH), self.expected.dtype)
+        refuse_another_reading(parity, alternatives(teacher, state_NH, reported.divergence), self.expected.dtype)
         return parity
 
     def shards(self, missing: Mapping[int, range], progress: Progress) -> Iterator[tuple[int, list[Document]]]:
+        max_kept = SHARDS_KEPT * self.config.capture.tokens_per_shard
+        assembly = Assembly(missing, self.tokens, max_in_flight=self.max_in_flight, max_kept=max_kept)
+        for row, states_TLH in self.states(assembly):
+            whole = assembly.add(row, states_TLH)
+            progress.advance(len(states_TLH))
+            if whole is not None:
+                yield whole
+
+    @property
+    def max_in_flight(self) -> int:
+        """Tokens on their way."""
         copies = len(self.server.endpoints) * self.config.server.data_parallel
-        capture = self.config.capture
-        assembly = Assembly(
-            missing,
-            self.tokens,
-            max_in_flight=BATCHES_IN_FLIGHT * capture.tokens_per_batch * copies,
-            max_kept=SHARDS_KEPT * capture.tokens_per_shard,
-        )
-        deaths = 0
-        while not assembly.is_done:
+        return BATCHES_IN_FLIGHT * self.config.capture.tokens_per_batch * copies
+
+    def states(self, queue: Queue) -> Iterator[tuple[int, Tensor]]:
+        """(row, its states [T, L + 1, H]) of all that is in `queue`, as they come, through deaths of the server.
+
+        Raises:
+            EyasError: a file that isn't what was asked for, or a row lost too often.
+            ServerDiedError: the server died too often.
+        """
+        deaths = received = 0
+        while not queue.is_done:
             try:
                 if self._server is None:
                     self.start()
                 self._remove_files(older_than=0.0)  # of the canary and the proof; nothing is in flight
-                for row, states_TLH in self._received(assembly):
-                    whole = assembly.add(row, states_TLH)
-                    progress.advance(len(states_TLH))
-                    if whole is not None:
-                        deaths = 0
-                        yield whole
+                for row, states_TLH in self._received(queue):
+                    yield row, states_TLH
+                    received += len(states_TLH)
+                    if received >= self.config.capture.tokens_per_shard:
+                        deaths = received = 0
                         # Of requests that were given up and sent again: nobody will ask for these.
                         self._remove_files(older_than=2 * self.config.server.request_timeout)
             except ServerDiedError as error:
-                deaths += 1
+                deaths, received = deaths + 1, 0
                 if deaths > RESTARTS:
                     raise
                 print(f"capture  {error}", flush=True)
-                print(f"capture  starts it again ({deaths} of {RESTARTS} times without a whole shard)", flush=True)
-                assembly.ask_again(*assembly.in_flight)
+                print(f"capture  starts it again ({deaths} of {RESTARTS} times without a shard in between)", flush=True)
+                queue.ask_again(*queue.in_flight)
                 self.stop()
 
-    def _received(self, assembly: Assembly) -> Iterator[tuple[int, Tensor]]:
+    def _received(self, queue: Queue) -> Iterator[tuple[int, Tensor]]:
         """(row, its states [T, L + 1, H]) as they come; rows whose file was lost are asked for again.
 
         Raises:
@@ -168,7 +175,7 @@ class VllmEngine:
             ServerDiedError: the server is gone.
         """
         lost: Counter[int] = Counter()
-        for answer in send(self.server, assembly):
+        for answer in send(self.server, queue):
             row = answer.key
             try:
                 states_TLH = self.handover.take(answer.body, self.tokens.row(row)[0])
@@ -181,7 +188,7 @@ class VllmEngine:
                         f"{error}; look into {self.log}"
                     ) from None
                 print(f"capture  row {row} is asked for again: {error}", flush=True)
-                assembly.ask_again(row)
+                queue.ask_again(row)
                 continue
             yield row, states_TLH
 

@@ -9,6 +9,7 @@
     eyas inspect  DIR                  what a checkpoint is, as a YAML to keep (--bundle=FILE.zip: its headers, to report)
     eyas export   RUN_DIR              a run's newest checkpoint -> draft/ (what vLLM loads; export.formats=[vllm,sglang])
     eyas evaluate RUN_DIR key=value    measure a run's draft (evaluation=..., server=... and their keys)
+    eyas evaluate DRAFT   verifier=... measure any EAGLE-3 draft, a directory or hub id, beside any verifier of its shape
 
 verifier=auto verifier.path=DIR finds the verifier's YAML by its checkpoint.
 key=value and --config-dir, --cfg job, --help, -m are Hydra's; `eyas train --help` lists groups and options.
@@ -21,10 +22,10 @@ from pathlib import Path
 from eyas.artifact import write_file
 from eyas.cli import train
 from eyas.cli.compose import Composed, command_line_without, compose, from_command_line, saved_overrides
+from eyas.cli.evaluate import evaluate
 from eyas.cli.inspect import inspect, list_verifiers
-from eyas.compare.report import print_summary, write_report
+from eyas.compare.report import write_report
 from eyas.config import config_yaml, load_config
-from eyas.draft.handover import check_provenance
 from eyas.errors import EyasError
 from eyas.process import fail, run_child
 from eyas.run import Run
@@ -38,8 +39,11 @@ COMPOSING: dict[str, Callable[[Composed], object]] = {
 }
 
 
-def export(run: Run, overrides: list[str]) -> None:
+def export(directory: str, overrides: list[str]) -> None:
     """Export the newest checkpoint, again if need be, in other formats if asked."""
+    run = Run(Path(directory))
+    if not run.exists():
+        raise EyasError(f"{run.directory} is no run directory (outputs/NAME, with config.yaml in it)")
     foreign = [override for override in overrides if not override.startswith("export.")]
     if foreign:
         raise EyasError(f"eyas export changes export.formats and nothing else, not {' '.join(foreign)}")
@@ -52,27 +56,7 @@ def export(run: Run, overrides: list[str]) -> None:
         write_report(config, run)
 
 
-def evaluate(run: Run, overrides: list[str]) -> None:
-    """Measure a run's draft, in another setting if asked; everything else stays as the run has it."""
-    foreign = [override for override in overrides if not override.startswith(("evaluation", "server"))]
-    if foreign:
-        raise EyasError(
-            f"eyas evaluate changes evaluation=..., server=... and their keys, not {' '.join(foreign)}: that would be another run"
-        )
-    config = load_config(run.config_file)
-    saved, config_dirs = saved_overrides(run.directory)
-    asked = compose([*saved, *overrides], config_dirs)
-    config.evaluation, config.server = asked.evaluation, asked.server
-    with run.held():
-        write_file(run.config_file, config_yaml(config))
-        train.export(config, run)
-        check_provenance(config, run)
-        train.evaluate(config, run)
-        write_report(config, run)
-        print_summary(config, run)
-
-
-WORKING_ON_RUNS: dict[str, Callable[[Run, list[str]], None]] = {"export": export, "evaluate": evaluate}
+WORKING_ON_DIRECTORIES: dict[str, Callable[[str, list[str]], None]] = {"export": export, "evaluate": evaluate}
 
 
 def main() -> None:
@@ -84,13 +68,13 @@ def main() -> None:
     elif command in COMPOSING:
         command_line_without(1)
         from_command_line(COMPOSING[command])
-    elif command in WORKING_ON_RUNS:
-        explained(lambda arguments: WORKING_ON_RUNS[command](_run(arguments[:1]), arguments[1:]), sys.argv[2:])
+    elif command in WORKING_ON_DIRECTORIES:
+        explained(lambda it: WORKING_ON_DIRECTORIES[command](it[0] if it else ".", it[1:]), sys.argv[2:])
     elif command in ("--help", "-h", "help"):
         print(__doc__)
     else:
         fail(
-            f"eyas {command}: there is no such command; it has: {', '.join([*COMPOSING, 'inspect', *WORKING_ON_RUNS])}"
+            f"eyas {command}: there is no such command; it has: {', '.join([*COMPOSING, 'inspect', *WORKING_ON_DIRECTORIES])}"
         )
 
 
@@ -100,13 +84,6 @@ def explained(command: Callable[[list[str]], None], arguments: list[str]) -> Non
         command(arguments)
     except EyasError as error:
         fail(error)
-
-
-def _run(arguments: list[str]) -> Run:
-    run = Run(Path(arguments[0] if arguments else "."))
-    if not run.exists():
-        raise EyasError(f"{run.directory} is no run directory (outputs/NAME, with config.yaml in it)")
-    return run
 
 
 if __name__ == "__main__":

@@ -7,15 +7,24 @@ is complete, continued where it is partial. So the same command starts a run, re
 import tempfile
 from pathlib import Path
 
-from eyas.artifact import read_manifest
+from eyas.artifact import read_manifest, write_file
 from eyas.cli.compose import Composed, from_command_line
 from eyas.compare.report import print_summary, write_report
-from eyas.config import Config, Engine, config_yaml, to_dict
+from eyas.config import Accelerator, Config, Engine, config_yaml, to_dict
 from eyas.data.report import changed, dropped, print_report, read_examples
 from eyas.errors import EyasError
 from eyas.process import run_child
 from eyas.run import Run
-from eyas.stages import draft_shape, parity_file, regenerates, responses_artifact, states_artifact, tokens_artifact
+from eyas.serving.command import beside_the_server
+from eyas.stages import (
+    draft_shape,
+    is_online,
+    parity_file,
+    regenerates,
+    responses_artifact,
+    states_artifact,
+    tokens_artifact,
+)
 from eyas.verifier.locate import to_be_made
 
 
@@ -34,7 +43,8 @@ def train(composed: Composed) -> None:
     prepare(config)
     if config.evaluation.engine is Engine.vllm and not run.newest_checkpoint():
         run_stage("eyas.evaluation.probe", config)
-    capture(config)
+    if not is_online(config):
+        capture(config)
     with run.opened(config, composed.overrides, composed.config_dirs):
         fit(config, run)
         export(config, run)
@@ -116,13 +126,49 @@ def capture(config: Config) -> None:
 
 
 def fit(config: Config, run: Run) -> None:
-    """Training: one child (and its ranks), gone before evaluation takes its devices."""
+    """Training to its full length, with a measurement at each pause that is asked for."""
     if run.is_trained(config):
         print(f"train    {run.newest_checkpoint()}  already trained to its full length", flush=True)
+    measure_on_the_way(config, run)
+    while not run.is_trained(config):
+        before = run.trained_steps()
+        train_on(config, run)
+        if run.trained_steps() == before or not (run.is_trained(config) or is_pause(config, run)):
+            raise EyasError(
+                f"training stopped at {run.newest_checkpoint()}, before its end; the same command carries on"
+            )
+        measure_on_the_way(config, run)
+    if run.window.exists():
+        run_child("eyas.capture.keep", run.directory)
+
+
+def train_on(config: Config, run: Run) -> None:
+    """Training: one child (and its ranks), gone before evaluation takes its devices; on-line, with its capture beside it."""
+    if is_online(config):
+        run.open_window()
+        devices = config.trainer.devices if config.trainer.accelerator is Accelerator.cuda else 0
+        environment = beside_the_server(config.server, devices)
+        run_child("eyas.training", run.directory, beside="eyas.capture.online", environment=environment)
+    else:
+        run_child("eyas.training", run.directory)
+
+
+def is_pause(config: Config, run: Run) -> bool:
+    """Whether the training stands where its draft is to be measured before it goes on (`evaluation.every_n_steps`)."""
+    every, step = config.evaluation.every_n_steps, run.trained_steps()
+    return every is not None and step > 0 and step % every == 0 and not run.is_trained(config)
+
+
+def measure_on_the_way(config: Config, run: Run) -> None:
+    """Measure the draft of a pause, once: evaluation.json is kept under its step."""
+    file = run.measured_file(run.trained_steps())
+    if not is_pause(config, run) or file.exists():
         return
-    run_child("eyas.training", run.directory)
-    if not run.is_trained(config):
-        raise EyasError(f"training stopped at {run.newest_checkpoint()}, before its end; the same command carries on")
+    export(config, run)
+    evaluate(config, run)
+    file.parent.mkdir(exist_ok=True)
+    write_file(file, run.evaluation_file.read_text())
+    print(f"measure  step {run.trained_steps()}  {run.evaluation()['verdict'][0]}", flush=True)
 
 
 def export(config: Config, run: Run) -> None:

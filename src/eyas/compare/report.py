@@ -1,25 +1,33 @@
-"""A run's report: report.md and training.png in its directory, and a short table in the terminal."""
+"""A run's report: report.md and its charts in its directory, and a short table in the terminal."""
 
-from pathlib import Path
+import json
 from typing import Any
 
+from eyas.compare.plots import plot_evaluation, plot_training
 from eyas.config import Config
-from eyas.draft.handover import serve_line, write_card
-from eyas.run import Run, read_metrics
+from eyas.draft.given import PROVENANCE_FILE
+from eyas.draft.handover import measurement_table, measurements, serve_line, write_card
+from eyas.run import Measurement, Run, read_metrics
 from eyas.verifier.locate import locate
 
 
 def write_report(config: Config, run: Run) -> None:
-    """Write report.md and training.png from what the run left, and the draft's card anew, now that it may be measured."""
-    metrics = read_metrics(run.metrics_file)
-    plot_training(metrics, run.directory / "training.png", config)
+    """Write report.md and its charts from what there is, and the draft's card anew, now that it may be measured."""
+    metrics, evaluation = read_metrics(run.metrics_file), run.evaluation()
     lines = [f"# {config.name}", "", "| | |", "|--|--|"]
     lines += [f"| {name} | {value} |" for name, value in summary(config, run)]
-    lines += ["", "![training](training.png)", "", *acceptance_table(run, metrics, config)]
-    lines += ["", "Serve it:", "", "```bash", serve_command(config, run), "```", ""]
-    lines += run.evaluation().get("verdict", [])
+    if metrics:
+        plot_training(metrics, run.directory / "training.png", config)
+        lines += ["", "![training](training.png)", "", *acceptance_table(run, metrics, config)]
+    if evaluation:
+        steps = measured_steps(run)
+        plot_evaluation(measurements(evaluation), _by_step(steps, metrics), run.directory / "evaluation.png")
+        lines += ["", "## Measured", "", "![evaluation](evaluation.png)", "", measurement_table(evaluation)]
+        lines += ["", *(f"- {line}" for line in evaluation["verdict"]), *step_table(steps)]
+    lines += ["", "## Serve it", "", "```bash", serve_command(config, run), "```"]
     (run.directory / "report.md").write_text("\n".join(lines) + "\n")
-    write_card(config, run)
+    if not isinstance(run, Measurement):
+        write_card(config, run)
 
 
 def print_summary(config: Config, run: Run) -> None:
@@ -41,21 +49,27 @@ def summary(config: Config, run: Run) -> list[tuple[str, str]]:
     metrics = read_metrics(run.metrics_file)
     last = {key: value for row in metrics for key, value in row.items()}
     speed = _mean(metrics, "train/tokens_per_second")
-    rows = [
-        ("draft", str(run.draft)),
-        ("verifier", config.verifier.name),
-        ("training", f"{last['step']} steps, loss {last['train/loss']:.3f}, {speed:,.0f} tokens/s"),
-        ("tau_sim", f"{last['val/tau_sim']:.2f}  (teacher-forced, {config.training.unroll_steps} steps, held out)"),
-    ]
+    rows = [("draft", str(run.draft)), ("verifier", config.verifier.name)]
+    if isinstance(run, Measurement):
+        rows[:1] = [("draft", str(config.draft.init)), ("as measured", str(run.draft))]
+        record = json.loads((run.draft / PROVENANCE_FILE).read_text())
+        rows += [("trained for", record["trained_for"])] if record["trained_for"] else []
+    if metrics:
+        rows += [
+            ("training", f"{last['step']} steps, loss {last['train/loss']:.3f}, {speed:,.0f} tokens/s"),
+            ("tau_sim", f"{last['val/tau_sim']:.2f}  (teacher-forced, {config.training.unroll_steps} steps, held out)"),
+        ]
     report = run.evaluation()
     if report:
         setting, rate = report["setting"], report["tokens_per_second"]
-        where = f"k={setting['k']}, T=0, {setting['engine']}, {report['num_prompts']} held-out prompts"
+        asked = f"{report['num_prompts']} {'prompts' if config.evaluation.prompts else 'held-out prompts'}"
+        where = f"k={setting['k']}, T={setting['temperature']:g}, {setting['engine']}, {asked}"
+        at_a_time = "one sequence" if setting["concurrency"][0] == 1 else f"{setting['concurrency'][0]} at a time"
         accepted = "  ".join(f"{share:.0%}" for share in report["acceptance"])
         rows += [
             ("measured tau", f"{report['tau']:.2f}  ({where})"),
             ("accepted", f"{accepted}  (joint, at positions 1 to {setting['k']})"),
-            ("speed", f"{rate['speculative']:.1f} tokens/s with the draft, {rate['plain']:.1f} without, one sequence"),
+            ("speed", f"{rate['speculative']:.1f} tokens/s with the draft, {rate['plain']:.1f} without, {at_a_time}"),
         ]
     return rows
 
@@ -79,40 +93,31 @@ def acceptance_table(run: Run, metrics: list[dict[str, float]], config: Config) 
     return lines
 
 
-def plot_training(metrics: list[dict[str, float]], file: Path, config: Config) -> None:
-    """Loss and acceptance per position over steps."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    for key, label, style in (
-        ("train/loss", "training", {"color": "0.6", "lw": 1}),
-        ("val/loss", "held out", {"color": "C0", "marker": "o"}),
-    ):
-        left.plot(*_series(metrics, key), label=label, **style)
-    left.set(title="Loss per target", xlabel="step")
-    left.legend(frameon=False)
-    for position in range(config.training.unroll_steps):
-        right.plot(*_series(metrics, f"val/acceptance_{position}"), marker="o", label=f"position {position + 1}")
-    right.set(title="Acceptance, held out (joint, teacher-forced)", xlabel="step", ylim=(0, None))
-    right.legend(frameon=False)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-    figure.suptitle(config.name, x=0.01, ha="left", fontsize=10)
-    figure.savefig(file, dpi=110)
-    pyplot.close(figure)
+def measured_steps(run: Run) -> dict[int, dict[str, Any]]:
+    """evaluation.json of each step that was measured on the way, and of the last one."""
+    on_the_way = [json.loads(file.read_text()) for file in sorted(run.measured_file(0).parent.glob("*.json"))]
+    return {report["draft"]["step"]: report for report in [*on_the_way, run.evaluation()]} if on_the_way else {}
 
 
-def _series(metrics: list[dict[str, float]], key: str) -> tuple[list[float], list[float]]:
-    rows = [row for row in metrics if key in row]
-    return [row["step"] for row in rows], [row[key] for row in rows]
+def step_table(steps: dict[int, dict[str, Any]]) -> list[str]:
+    """What was measured on the way, as Markdown."""
+    lines = ["", "| step | tau | accepted at 1, 2, ... (joint) | k |", "|--|--|--|--|"] if steps else []
+    for step, report in steps.items():
+        shares = "  ".join(f"{share:.0%}" for share in report["acceptance"])
+        lines.append(f"| {step:,} | {report['tau']:.2f} | {shares} | {report['setting']['k']} |")
+    return lines
+
+
+def _by_step(steps: dict[int, dict[str, Any]], metrics: list[dict[str, float]]) -> dict[str, list[tuple[float, float]]]:
+    """tau by step: as measured, and as predicted teacher-forced."""
+    if not steps:
+        return {}
+    predicted = [(row["step"], row["val/tau_sim"]) for row in metrics if "val/tau_sim" in row]
+    return {"measured": [(step, report["tau"]) for step, report in steps.items()], "tau_sim": predicted}
 
 
 def _mean(metrics: list[dict[str, float]], key: str) -> float:
-    values = _series(metrics, key)[1]
+    values = [row[key] for row in metrics if key in row]
     return sum(values) / max(len(values), 1)
 
 

@@ -3,14 +3,13 @@
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from eyas.data.packing import permutation
-from eyas.data.store import StateStore
+from eyas.data.plan import Plan
+from eyas.data.store import States
 
 
 class PackedRow(NamedTuple):
@@ -37,7 +36,7 @@ class StepRows(NamedTuple):
         return sum(len(row.input_ids_T) for row in self.rows)
 
 
-def read_row(store: StateStore, documents: Sequence[int], row_length: int) -> PackedRow:
+def read_row(store: States, documents: Sequence[int], row_length: int) -> PackedRow:
     """Read documents from the store into one row, each cut at `row_length`."""
     parts = [store.read(document) for document in documents]
     lengths = [min(len(part.input_ids_T), row_length) for part in parts]
@@ -61,46 +60,25 @@ class PackedLoader:
     Its state is the number of steps that were yielded: the same on every rank, and for any number of ranks.
     """
 
-    def __init__(
-        self,
-        store: StateStore,
-        rows: Sequence[Sequence[int]],
-        *,
-        row_length: int,
-        rows_per_step: int,
-        num_steps: int,
-        seed: int,
-        rank: int = 0,
-        num_ranks: int = 1,
-    ) -> None:
-        self.store, self.rows, self.row_length = store, rows, row_length
-        self.rows_per_step, self.num_steps, self.seed = rows_per_step, num_steps, seed
+    def __init__(self, store: States, plan: Plan, *, row_length: int, rank: int = 0, num_ranks: int = 1) -> None:
+        self.store, self.plan, self.row_length = store, plan, row_length
         self.rank, self.num_ranks = rank, num_ranks
         self.step = 0
-        self._order = lru_cache(maxsize=2)(lambda epoch: permutation(len(rows), seed, epoch))
 
     def __len__(self) -> int:
-        return self.num_steps
+        return self.plan.num_steps
 
     def __iter__(self) -> Iterator[StepRows]:
         with ThreadPoolExecutor(max_workers=1) as reader:
             ahead = reader.submit(self._read, self.step)
-            for step in range(self.step, self.num_steps):
+            for step in range(self.step, len(self)):
                 started = time.monotonic()
                 rows = ahead.result()
                 waited = time.monotonic() - started
-                if step + 1 < self.num_steps:
+                if step + 1 < len(self):
                     ahead = reader.submit(self._read, step + 1)
                 self.step = step + 1
                 yield StepRows(rows, waited)
-
-    def rows_of(self, step: int) -> list[int]:
-        """This rank's rows in one step, out of the endless stream of shuffled passes."""
-        positions = range(step * self.rows_per_step, (step + 1) * self.rows_per_step)
-        return [
-            self._order(position // len(self.rows))[position % len(self.rows)]
-            for position in positions[self.rank :: self.num_ranks]
-        ]
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step}
@@ -109,7 +87,8 @@ class PackedLoader:
         self.step = state["step"]
 
     def _read(self, step: int) -> list[PackedRow]:
-        return [read_row(self.store, self.rows[row], self.row_length) for row in self.rows_of(step)]
+        rows = self.plan.rows_of(step, rank=self.rank, num_ranks=self.num_ranks)
+        return [read_row(self.store, self.plan.rows[row], self.row_length) for row in rows]
 
 
 class ValidationLoader:
@@ -119,7 +98,7 @@ class ValidationLoader:
     """
 
     def __init__(
-        self, store: StateStore, rows: Sequence[Sequence[int]], *, row_length: int, rank: int = 0, num_ranks: int = 1
+        self, store: States, rows: Sequence[Sequence[int]], *, row_length: int, rank: int = 0, num_ranks: int = 1
     ) -> None:
         self.store, self.rows, self.row_length = store, rows, row_length
         self.rank, self.num_ranks = rank, num_ranks

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -28,6 +28,20 @@ class Document:
     loss_mask_T: Tensor
     hidden_TLH: Tensor
     last_TH: Tensor
+
+
+class States(Protocol):
+    """Whatever hands out the states of a tokens artifact's rows."""
+
+    def verify(self) -> None:
+        """Whether they are what was captured.
+
+        Raises:
+            EyasError: they aren't.
+        """
+
+    def read(self, row: int) -> Document:
+        """One document."""
 
 
 def plan_shards(lengths: Sequence[int], tokens_per_shard: int) -> list[range]:
@@ -66,8 +80,12 @@ def write_shard(file: Path, documents: Sequence[Document]) -> None:
         "offsets": torch.tensor([0, *(len(doc.input_ids_T) for doc in documents)]).cumsum(0),
     }
     partial = file.with_suffix(".partial")
-    partial.write_bytes(save(tensors))
-    publish(partial, file)
+    try:
+        partial.write_bytes(save(tensors))
+        publish(partial, file)
+    except OSError:
+        partial.unlink(missing_ok=True)  # on a full disk it would take what little room there is
+        raise
 
 
 class StateStore:

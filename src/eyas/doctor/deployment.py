@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from eyas.config import Config, Engine
+from eyas.config import CaptureEngine, Config
 from eyas.doctor.findings import Finding, Verdict
 from eyas.verifier.checkpoint import Checkpoint
 from eyas.verifier.language import language_config, quantization_block
@@ -55,7 +55,7 @@ def quantization_of(verifier: VerifierConfig, checkpoint: Checkpoint) -> str:
 
 def captured_options(config: Config) -> dict[str, str]:
     """What the server that captures was told; its later arguments win."""
-    if config.capture.engine is not Engine.vllm or config.server.endpoints is not None:
+    if config.capture.engine is not CaptureEngine.vllm or config.server.endpoints is not None:
         return {}
     by_field = {} if config.server.kv_cache_dtype == "auto" else {"KV cache": config.server.kv_cache_dtype}
     return {**by_field, **_options(config.verifier.vllm.args), **_options(config.server.args)}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from eyas.config import Config, Engine
+from eyas.config import CaptureEngine, Config, Engine
 from eyas.doctor.family import model_type
 from eyas.doctor.findings import Finding, Verdict
 from eyas.doctor.subject import EXPECTED, Check, Subject, failure
@@ -212,7 +212,7 @@ def remote_code(it: Subject) -> Finding:
         return Finding(name="p12_remote_code", verdict=Verdict.ok, found="none in the checkpoint, none allowed")
     if trusted.config and trusted.model:
         return Finding(name="p12_remote_code", verdict=Verdict.ok, found="the checkpoint's own code runs, as allowed")
-    if it.config.capture.engine is not Engine.transformers or not it.checkpoint.needs_its_own_code:
+    if it.config.capture.engine is not CaptureEngine.transformers or not it.checkpoint.needs_its_own_code:
         return Finding(name="p12_remote_code", verdict=Verdict.ok, found="shipped, not allowed, and not needed")
     return Finding(
         name="p12_remote_code",
@@ -269,7 +269,8 @@ def evidence(it: Subject) -> Finding:
 
 
 def engine(it: Subject) -> Finding:
-    served = [key for key in ("capture", "evaluation") if getattr(it.config, key).engine is Engine.vllm]
+    engines = {"capture": it.config.capture.engine, "evaluation": it.config.evaluation.engine}
+    served = [key for key, chosen in engines.items() if chosen in (CaptureEngine.vllm, Engine.vllm)]
     eagle3 = it.verifier.vllm.eagle3
     if not served:
         return Finding(name="engine", verdict=Verdict.ok, found="transformers")

@@ -3,7 +3,7 @@
 import torch
 
 from eyas.capture.refusal import refuse_what_vllm_cannot
-from eyas.config import Accelerator, Config, Engine
+from eyas.config import Accelerator, CaptureEngine, Config, Engine
 from eyas.doctor.findings import Finding, Verdict
 from eyas.doctor.subject import failure
 from eyas.errors import EyasError
@@ -39,12 +39,14 @@ def verifier_tensors(config: Config) -> str:
 def engines(config: Config) -> str:
     """vLLM is there where it is needed; elsewhere transformers reads this checkpoint's layout and quantisation."""
     check_server(config)
-    if config.capture.engine is Engine.vllm:
+    if config.capture.engine is CaptureEngine.vllm:
         refuse_what_vllm_cannot(config)
     if served_stages(config):
         check_config_keys(config)
     by_vllm = ", ".join(served_stages(config))
-    in_transformers = Engine.transformers in (config.capture.engine, config.evaluation.engine)
+    in_transformers = (
+        config.capture.engine is CaptureEngine.transformers or config.evaluation.engine is Engine.transformers
+    )
     return "; ".join(
         it for it in (_transformers(config) if in_transformers else "", by_vllm and f"vLLM: {by_vllm}") if it
     )

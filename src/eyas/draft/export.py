@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from eyas.artifact import provenance, publish, read_manifest, remove, write_file
 from eyas.config import Config, ExportFormat, load_config
 from eyas.draft.build import build_draft
+from eyas.draft.given import PROVENANCE_FILE
 from eyas.draft.handover import CARD, card, gather, raw_card
 from eyas.draft.model import UNROLL_ATTENTION, Draft
 from eyas.draft.raw import compare_raw, save_raw
@@ -24,7 +25,7 @@ from eyas.draft.shape import check_raw
 from eyas.draft.vocabulary import from_mappings
 from eyas.errors import EyasError
 from eyas.process import child_main
-from eyas.run import PROVENANCE_FILE, Run
+from eyas.run import Run
 from eyas.stages import draft_shape, states_artifact, tokens_artifact
 from eyas.verifier.locate import locate
 

@@ -11,9 +11,10 @@ import yaml
 
 from eyas.artifact import read_manifest, write_file
 from eyas.config import Config, Engine
+from eyas.draft.given import PROVENANCE_FILE
 from eyas.draft.shape import Shape
 from eyas.errors import EyasError
-from eyas.run import PROVENANCE_FILE, Run, read_metrics
+from eyas.run import Run, read_metrics
 from eyas.serving.command import draft_args, served_checkpoint, verifier_args
 from eyas.stages import draft_shape, tokens_artifact
 from eyas.verifier.checkpoint import Checkpoint
@@ -191,7 +192,7 @@ def _measured(config: Config, it: Handover) -> str:
     lines = [
         f"Speculative decoding for real: {engine}, chain drafting, {asked}{_chat(setting)}. tau: tokens per forward of the "
         "verifier, accepted + 1.",
-        _table(*_measurements(it.evaluation)),
+        measurement_table(it.evaluation),
         *(f"- {line}" for line in it.evaluation["verdict"][1:]),
     ]
     if any(value is not None for value in vars(config.verifier.deployment).values()):
@@ -207,22 +208,27 @@ def _chat(setting: Mapping[str, Any]) -> str:
     return f", chat template with {json.dumps(kwargs)}" if kwargs else ""
 
 
-def _measurements(evaluation: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: one for each k, prompt set and number of requests at a time."""
-    setting = evaluation["setting"]
+def measurements(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One line for each k, prompt set, length and number of requests at a time."""
+    setting, rate = evaluation["setting"], evaluation["tokens_per_second"]
     alone = {"prompts": setting["prompts"], "k": setting["k"], "concurrency": 1, **evaluation}
-    columns = ["prompts", "k", "at a time", "tau", "accepted at 1, 2, ... (joint)", "tokens/s", "without", "speed-up"]
+    return evaluation.get("measured") or [{**alone, "speedup": rate["speculative"] / rate["plain"]}]
+
+
+def measurement_table(evaluation: Mapping[str, Any]) -> str:
+    """The measurements, as Markdown."""
+    lines = measurements(evaluation)
+    lengths = any(line.get("length") for line in lines)
+    columns = ["prompts", *(["length"] if lengths else []), "k", "at a time", "tau", "accepted at 1, 2, ... (joint)"]
     rows = []
-    for line in evaluation.get("measured") or [alone]:
+    for line in lines:
         rate = line["tokens_per_second"]
         shares = "  ".join(f"{share:.0%}" for share in line["acceptance"])
-        numbers = [
-            f"{rate['speculative']:,.1f}",
-            f"{rate['plain']:,.1f}",
-            f"{rate['speculative'] / rate['plain']:.2f}x",
-        ]
-        rows.append([line["prompts"], f"{line['k']}", f"{line['concurrency']}", f"{line['tau']:.2f}", shares, *numbers])
-    return columns, rows
+        speeds = [f"{rate[way]:,.1f}" for way in ("speculative", "plain")]
+        length = [line.get("length") or ""] if lengths else []
+        place = [line["prompts"], *length, f"{line['k']}", f"{line['concurrency']}"]
+        rows.append([*place, f"{line['tau']:.2f}", shares, *speeds, f"{rate['speculative'] / rate['plain']:.2f}x"])
+    return _table([*columns, "tokens/s", "without", "speed-up"], rows)
 
 
 def _training(config: Config, it: Handover) -> list[list[str]]:

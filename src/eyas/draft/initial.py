@@ -1,25 +1,16 @@
-"""`draft.init`: starting from an existing draft, in speculators' format or the raw Eagle3 one.
+"""`draft.init`: starting from an existing draft, in speculators' format or the raw Eagle3 one."""
 
-The raw format (EAGLE authors, SGLang, SpecForge) calls the layer `midlayer`, and its layer ids are one lower than ours:
-it names the layer whose output is read, we name the layer it enters.
-"""
-
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from eyas.config import Config, DraftVocabulary
 from eyas.draft.model import Draft
 from eyas.draft.shape import Shape
-from eyas.draft.vocabulary import from_mappings
+from eyas.draft.stored import read_stored
 from eyas.errors import EyasError
-
-FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 @dataclass(frozen=True)
@@ -64,26 +55,19 @@ def initial_draft(config: Config, shape: Shape) -> InitialDraft:
     Raises:
         EyasError: no such draft, or one that contradicts the configuration; every contradiction is named.
     """
-    directory = _directory(str(config.draft.init))
     where = f"draft.init={config.draft.init}"
-    draft = _config(directory, where)
-    tensors = _tensors(directory, where)
-    raw = "speculators_model_type" not in draft
-    layer = draft if raw else draft.get("transformer_layer_config", {})
-    vocab_size = layer.get("vocab_size", shape.verifier_vocab_size)
-    d2t, t2d = tensors.pop("d2t", None), tensors.pop("t2d", None)
-    draft_ids_D = torch.arange(vocab_size) if d2t is None or t2d is None else from_mappings(d2t, t2d, where)
+    stored = read_stored(str(config.draft.init), where)
     keep = config.draft.init_vocabulary is DraftVocabulary.keep
 
-    found: dict[str, Any] = {flag: bool(draft.get(flag, False)) for flag in FLAGS}
-    found["layer_ids"] = _layer_ids(draft, shape, raw=raw)
-    found["verifier vocabulary"] = vocab_size
-    wanted: dict[str, Any] = {flag: getattr(config.draft, flag) for flag in FLAGS}
+    found: dict[str, Any] = dict(stored.flags)
+    found["layer_ids"] = stored.layer_ids or shape.layer_ids
+    found["verifier vocabulary"] = stored.verifier_vocab_size
+    wanted: dict[str, Any] = {flag: getattr(config.draft, flag) for flag in stored.flags}
     wanted |= {"layer_ids": shape.layer_ids, "verifier vocabulary": shape.verifier_vocab_size}
     for key in ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim"):
-        found[key], wanted[key] = layer.get(key, getattr(shape, key)), getattr(shape, key)
+        found[key], wanted[key] = stored.layer.get(key, getattr(shape, key)), getattr(shape, key)
     if keep:
-        found["vocab_size"], wanted["vocab_size"] = len(draft_ids_D), shape.draft_vocab_size
+        found["vocab_size"], wanted["vocab_size"] = len(stored.draft_ids_D), shape.draft_vocab_size
     conflicts = [f"draft.{key}={wanted[key]} but it has {found[key]}" for key in wanted if wanted[key] != found[key]]
     if conflicts:
         hint = (
@@ -92,47 +76,4 @@ def initial_draft(config: Config, shape: Shape) -> InitialDraft:
             else ""
         )
         raise EyasError(f"{where} contradicts the configuration: {'; '.join(conflicts)}{hint}")
-    renamed = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
-    return InitialDraft(where, renamed, draft_ids_D, keeps_vocabulary=keep)
-
-
-def _layer_ids(draft: dict[str, Any], shape: Shape, *, raw: bool) -> list[int]:
-    if not raw:
-        return list(draft.get("eagle_aux_hidden_state_layer_ids") or shape.layer_ids)
-    ids = (draft.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    return [id + 1 for id in ids] if ids else shape.layer_ids
-
-
-def _directory(path: str) -> Path:
-    directory = Path(path).expanduser()
-    if directory.is_dir():
-        return directory
-    if path.count("/") != 1 or path.startswith((".", "/", "~")):
-        raise EyasError(f"draft.init={path}: there is no such directory")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(path))
-    except Exception as error:  # the hub client raises a dozen kinds: no network, no such repository, no access
-        raise EyasError(
-            f"draft.init={path} is no local directory, and the hub did not give it ({type(error).__name__})"
-        ) from error
-
-
-def _config(directory: Path, where: str) -> dict[str, Any]:
-    file = directory / "config.json"
-    if not file.exists():
-        raise EyasError(f"{where}: no config.json in it, so it is no draft")
-    config: dict[str, Any] = json.loads(file.read_text())
-    if config.get("speculators_model_type", "eagle3") != "eagle3":
-        raise EyasError(f"{where} is a {config['speculators_model_type']} draft, expected eagle3")
-    return config
-
-
-def _tensors(directory: Path, where: str) -> dict[str, Tensor]:
-    for file in sorted(directory.glob("*.safetensors")):
-        return load_file(file)
-    for file in sorted(directory.glob("pytorch_model.bin")):
-        tensors: dict[str, Tensor] = torch.load(file, weights_only=True)
-        return tensors
-    raise EyasError(f"{where}: neither *.safetensors nor pytorch_model.bin in it")
+    return InitialDraft(where, stored.tensors, stored.draft_ids_D, keeps_vocabulary=keep)

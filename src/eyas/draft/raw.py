@@ -1,7 +1,7 @@
 """The raw Eagle3 format (EAGLE's authors, SpecForge, SGLang), in `draft-sglang/`: written and read back here, not served.
 
 It calls the layer `midlayer`, keeps the layer's numbers at the top level, and names layers by their output: ids are one
-lower than ours. `initial.py` reads it.
+lower than ours. `stored.py` reads it.
 """
 
 import json
@@ -15,13 +15,14 @@ from transformers import LlamaConfig, PretrainedConfig
 
 from eyas.artifact import write_file
 from eyas.config import Config, DraftVocabulary
-from eyas.draft.initial import FLAGS, initial_draft
+from eyas.draft.initial import initial_draft
 from eyas.draft.model import Draft
 from eyas.draft.shape import Shape
+from eyas.draft.stored import FLAGS
 from eyas.errors import EyasError
 
 SAME = ("rope_parameters", "rms_norm_eps", "max_position_embeddings", "hidden_act", "attention_bias")
-"""Values of the layer that `initial.py` takes from the configuration, not from the file."""
+"""Values of the layer that `draft.init` takes from the configuration, not from the file."""
 
 
 def save_raw(draft: Draft, directory: Path) -> None:

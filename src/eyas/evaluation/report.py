@@ -56,7 +56,7 @@ def report(
     """evaluation.json.
 
     Args:
-        accepted: What `acceptance` returned for the first k, prompt set and concurrency.
+        accepted: What `acceptance` returned for the first k, prompt set (all its lengths) and concurrency.
         prompts: What was asked, in words.
         differences: {prompt, token, gap} of each answer that differs from plain decoding; the gap is between the logits of
             the two tokens at the first one that differs.

@@ -11,13 +11,14 @@ from eyas.artifact import write_file
 from eyas.capture.modules import find_modules
 from eyas.capture.tap import Tap, load_verifier
 from eyas.config import Config
-from eyas.data.tokens import Tokens
 from eyas.draft.export import load_draft
+from eyas.draft.given import PROVENANCE_FILE
 from eyas.evaluation.chain import CachedVerifier, Decoded, Drafter, decode_plain, decode_speculatively
+from eyas.evaluation.prompts import prompt_sets
 from eyas.evaluation.report import acceptance, first_difference, report
 from eyas.progress import Progress
-from eyas.run import PROVENANCE_FILE, Run
-from eyas.stages import draft_shape, tokens_artifact, verifier_facts
+from eyas.run import Run
+from eyas.stages import verifier_facts
 from eyas.verifier.locate import locate
 from eyas.verifier.tokenizer import load_tokenizer, stop_token_ids
 
@@ -44,14 +45,15 @@ def evaluate(config: Config, run: Run) -> None:
     dtype, device = getattr(torch, config.evaluation.dtype.name), torch.device(config.trainer.accelerator.name)
     model = load_verifier(checkpoint, config.verifier, dtype, device)
     modules = find_modules(model, config.verifier, facts.num_layers)
-    verifier = CachedVerifier(model, Tap(modules, draft_shape(config).layer_ids, config.verifier))
-    drafter = Drafter(load_draft(run.draft, dtype, device))
+    draft = load_draft(run.draft, dtype, device)
+    verifier = CachedVerifier(model, Tap(modules, draft.target_layer_ids, config.verifier))
+    drafter = Drafter(draft)
     stop_ids = stop_token_ids(config.verifier, checkpoint, load_tokenizer(config.verifier, checkpoint))
-    prompts = Tokens(tokens_artifact(config).directory).held_out_prompts()[: config.evaluation.num_prompts]
+    [asked] = prompt_sets(config)
 
-    progress = Progress("evaluate", len(prompts), "prompts")
+    progress = Progress("evaluate", len(asked.prompts), "prompts")
     comparisons, seconds = [], {"plain": 0.0, "speculative": 0.0}
-    for prompt in prompts:
+    for prompt in asked.prompts:
         started = time.perf_counter()
         plain = decode_plain(verifier, prompt, config.evaluation.max_tokens, stop_ids)
         between = time.perf_counter()
@@ -61,11 +63,14 @@ def evaluate(config: Config, run: Run) -> None:
         comparisons.append(Comparison(plain, speculative))
         progress.advance(1)
     provenance = json.loads((run.draft / PROVENANCE_FILE).read_text())
-    write_file(run.evaluation_file, json.dumps(summarize(config, comparisons, seconds, provenance), indent=2) + "\n")
+    write_file(
+        run.evaluation_file,
+        json.dumps(summarize(config, asked.name, comparisons, seconds, provenance), indent=2) + "\n",
+    )
 
 
 def summarize(
-    config: Config, comparisons: list[Comparison], seconds: dict[str, float], provenance: dict[str, Any]
+    config: Config, prompts: str, comparisons: list[Comparison], seconds: dict[str, float], provenance: dict[str, Any]
 ) -> dict[str, Any]:
     """The numbers of an evaluation.
 
@@ -77,7 +82,7 @@ def summarize(
     return report(
         config,
         acceptance(len(accepted), [sum(it > position for it in accepted) for position in range(config.evaluation.k)]),
-        prompts=f"{config.data.name}, held out",
+        prompts=prompts,
         num_prompts=len(comparisons),
         differences=[
             {"prompt": prompt, "token": where, "gap": comparison.plain.gaps[min(where, len(comparison.plain.gaps) - 1)]}

@@ -11,13 +11,16 @@ from typing import Any
 
 from eyas.artifact import write_file
 from eyas.config import Config
-from eyas.evaluation.prompts import prompt_sets
+from eyas.draft.given import PROVENANCE_FILE
+from eyas.evaluation.prompts import PromptSet, prompt_sets
 from eyas.evaluation.report import acceptance, first_difference, report
-from eyas.run import PROVENANCE_FILE, Run
+from eyas.run import Run
+from eyas.serving.canary import check
 from eyas.serving.client import complete
 from eyas.serving.command import draft_args
 from eyas.serving.metrics import SpeculationCounts, speculation
 from eyas.serving.server import Server, serving
+from eyas.stages import canary_file
 from eyas.verifier.locate import locate
 from eyas.verifier.tokenizer import load_tokenizer, stop_token_ids
 
@@ -29,15 +32,19 @@ TOP = 20
 class Pass:
     """One prompt set through one server, so many requests at a time."""
 
-    prompts: str
+    asked: PromptSet
     concurrency: int
     answers: list[list[int]]
     seconds: float
     counts: SpeculationCounts
 
     @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.answers))
+
+    @property
     def tokens_per_second(self) -> float:
-        return sum(map(len, self.answers)) / self.seconds
+        return self.num_tokens / self.seconds
 
 
 def evaluate(config: Config, run: Run) -> None:
@@ -46,28 +53,28 @@ def evaluate(config: Config, run: Run) -> None:
     Raises:
         EyasError: the draft is ignored, or greedy outputs differ with a clear margin.
     """
-    asked, sets = config.evaluation, prompt_sets(config)
+    asked, sets, body = config.evaluation, prompt_sets(config), request_body(config)
     passes: dict[int, list[Pass]] = {}
     for k in [asked.k, *asked.more_k]:
         with _server(config, run, k) as server:
-            passes[k] = list(_passes(config, server, sets))
+            passes[k] = list(_passes(server, sets, asked.concurrency, body))
     speculative = passes[asked.k]
     with _server(config, run, None) as server:
-        plain = list(_passes(config, server, sets))
+        plain = list(_passes(server, sets, asked.concurrency, body))
         compared = [(a, b) for a, b in zip(plain, speculative, strict=True) if a.concurrency == asked.concurrency[0]]
         differences = [
-            difference
-            for a, b in compared
-            for difference in _differences(server, sets[a.prompts], a.answers, b.answers)
+            difference for a, b in compared for difference in _differences(server, a.asked, a.answers, b.answers)
         ]
-    first = speculative[0]
+    # The headline: the first set, all its lengths together, at the first concurrency.
+    first = [(a, b) for a, b in compared if a.asked.name == sets[0].name]
+    counts = reduce(add, (b.counts for _, b in first))
     found = report(
         config,
-        acceptance(first.counts.num_drafts, first.counts.accepted_per_position),
-        prompts=", ".join(sets),
-        num_prompts=sum(map(len, sets.values())),
+        acceptance(counts.num_drafts, counts.accepted_per_position),
+        prompts=", ".join(dict.fromkeys(it.name for it in sets)),
+        num_prompts=sum(len(it.prompts) for it in sets),
         differences=differences if asked.temperature == 0 else [],
-        tokens_per_second={"plain": plain[0].tokens_per_second, "speculative": first.tokens_per_second},
+        tokens_per_second={"plain": _rate([a for a, _ in first]), "speculative": _rate([b for _, b in first])},
         measured=[_line(k, a, b) for k, of_k in passes.items() for a, b in zip(plain, of_k, strict=True)],
         conclusion=[conclusion(passes, plain)],
         draft=json.loads((run.draft / PROVENANCE_FILE).read_text()),
@@ -75,37 +82,45 @@ def evaluate(config: Config, run: Run) -> None:
     write_file(run.evaluation_file, json.dumps(found, indent=2) + "\n")
 
 
+def request_body(config: Config) -> dict[str, Any]:
+    """How every prompt is answered."""
+    checkpoint = locate(config.verifier)
+    return {
+        "max_tokens": config.evaluation.max_tokens,
+        "temperature": config.evaluation.temperature,
+        "seed": config.seed,
+        "stop_token_ids": stop_token_ids(config.verifier, checkpoint, load_tokenizer(config.verifier, checkpoint)),
+        "return_token_ids": True,
+    }
+
+
 @contextmanager
 def _server(config: Config, run: Run, k: int | None) -> Iterator[Server]:
-    """The verifier, with the draft at k tokens a time or alone."""
+    """The verifier, with the draft at k tokens a time or alone.
+
+    Raises:
+        EyasError: other weights are served than before (see `serving/canary.py`).
+    """
     args = ["--dtype", config.evaluation.dtype.name, *(draft_args(run.draft.resolve(), k) if k else [])]
     print(f"evaluate serves {config.verifier.name} {f'with the draft, k={k}' if k else 'alone'}", flush=True)
     with serving(config.server, config.verifier, locate(config.verifier), log=run.server_log, args=args) as server:
+        check(server, canary_file(config))
         yield server
 
 
-def _passes(config: Config, server: Server, sets: dict[str, list[list[int]]]) -> Iterator[Pass]:
+def _passes(
+    server: Server, sets: Sequence[PromptSet], concurrencies: Sequence[int], body: dict[str, Any]
+) -> Iterator[Pass]:
     """Every prompt set at every concurrency, one after another: the server's counters are read in between."""
-    asked = config.evaluation
-    stop_ids = stop_token_ids(
-        config.verifier, locate(config.verifier), load_tokenizer(config.verifier, locate(config.verifier))
-    )
-    body = {
-        "max_tokens": asked.max_tokens,
-        "temperature": asked.temperature,
-        "seed": config.seed,
-        "stop_token_ids": stop_ids,
-        "return_token_ids": True,
-    }
-    for name, prompts in sets.items():
-        _answers(server, prompts[:1], body)  # the first request of a server pays for what is compiled on the way
-        for concurrency in asked.concurrency:
+    for asked in sets:
+        _answers(server, asked.prompts[:1], body)  # the first request of a server pays for what is compiled on the way
+        for concurrency in concurrencies:
             limited = replace(server, config=replace(server.config, max_in_flight=concurrency))
             before, started = _counts(server), time.monotonic()
-            answers = _answers(limited, prompts, body)
-            done = Pass(name, concurrency, answers, time.monotonic() - started, _counts(server) - before)
+            answers = _answers(limited, asked.prompts, body)
+            done = Pass(asked, concurrency, answers, time.monotonic() - started, _counts(server) - before)
             print(
-                f"evaluate {name}: {len(prompts)} prompts, {concurrency} at a time, {done.tokens_per_second:,.1f} tokens/s"
+                f"evaluate {asked}: {len(answers)} prompts, {concurrency} at a time, {done.tokens_per_second:,.1f} tokens/s"
                 f"{f', tau {done.counts.tau:.2f}' if done.counts.num_drafts else ''}",
                 flush=True,
             )
@@ -117,12 +132,17 @@ def _answers(server: Server, prompts: Sequence[list[int]], body: dict[str, Any])
     return [choice["token_ids"] for choice in complete(server, prompts, **body)]
 
 
+def _rate(passes: Sequence[Pass]) -> float:
+    """Tokens per second of several passes, one after another."""
+    return sum(it.num_tokens for it in passes) / sum(it.seconds for it in passes)
+
+
 def _counts(server: Server) -> SpeculationCounts:
     return reduce(add, map(speculation, server.metrics()))
 
 
 def _differences(
-    server: Server, prompts: Sequence[list[int]], plain: list[list[int]], speculative: list[list[int]]
+    server: Server, given: PromptSet, plain: list[list[int]], speculative: list[list[int]]
 ) -> list[dict[str, Any]]:
     """Where answers part, and by how much the verifier prefers its own token there: asked of the verifier itself."""
     parted = {
@@ -130,7 +150,7 @@ def _differences(
         for number, (a, b) in enumerate(zip(plain, speculative, strict=True))
         if (where := first_difference(a, b)) is not None
     }
-    asked = [[*prompts[number], *plain[number][:where]] for number, where in parted.items()]
+    asked = [[*given.prompts[number], *plain[number][:where]] for number, where in parted.items()]
     settings = {"max_tokens": 1, "temperature": 0, "logprobs": TOP, "return_tokens_as_token_ids": True}
     differences = []
     for (number, where), choice in zip(parted.items(), complete(server, asked, **settings), strict=True):
@@ -140,7 +160,7 @@ def _differences(
             logprobs.get(ids[where]) if where < len(ids) else None for ids in (plain[number], speculative[number])
         )
         gap = abs(ours - theirs) if ours is not None and theirs is not None else float("inf")
-        differences.append({"prompt": number, "token": where, "gap": gap})
+        differences.append({"prompts": str(given), "prompt": number, "token": where, "gap": gap})
     return differences
 
 
@@ -148,7 +168,8 @@ def _line(k: int, plain: Pass, speculative: Pass) -> dict[str, Any]:
     """One measurement, for evaluation.json and the tables made of it."""
     counts = speculative.counts
     return {
-        "prompts": plain.prompts,
+        "prompts": plain.asked.name,
+        "length": plain.asked.length,
         "k": k,
         "concurrency": plain.concurrency,
         **acceptance(counts.num_drafts, counts.accepted_per_position),

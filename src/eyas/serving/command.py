@@ -1,9 +1,11 @@
 """The words of `vllm serve`: for a server of ours, and for the line that a user copies. Nothing is run, or heavy to import."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from eyas.errors import EyasError
 from eyas.serving.schema import ServerConfig
 from eyas.verifier.checkpoint import Checkpoint
 from eyas.verifier.schema import VerifierConfig
@@ -52,6 +54,20 @@ def environment_of(config: ServerConfig, verifier: VerifierConfig, env: Mapping[
     """The variables that belong to the command: those of GPUs, verifier, stage and server."""
     gpus = {} if config.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, config.gpus))}
     return {**gpus, **verifier.vllm.env, **env, **config.env}
+
+
+def beside_the_server(config: ServerConfig, num_gpus: int) -> dict[str, str]:
+    """The variables of something that needs so many GPUs while the server runs: those that the server leaves."""
+    if config.gpus is None or not num_gpus:
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(max(config.gpus) + 1 + num_gpus)))
+    others = [gpu for gpu in visible.split(",") if gpu not in map(str, config.gpus)]
+    if len(others) < num_gpus:
+        raise EyasError(
+            f"server.gpus={config.gpus} leaves {len(others)} of the GPUs {visible}, and trainer.devices={num_gpus} train "
+            "meanwhile; lower one of them"
+        )
+    return {"CUDA_VISIBLE_DEVICES": ",".join(others[:num_gpus])}
 
 
 def draft_args(draft: Path | str, k: int) -> list[str]:

@@ -7,24 +7,26 @@ from typing import Any
 
 import lightning
 import torch
-from lightning import Trainer
+from lightning import Callback, Trainer
 from lightning.pytorch.loggers.logger import Logger
 
-from eyas.artifact import read_manifest
-from eyas.config import Config, load_config, to_dict
+from eyas.config import CaptureEngine, Config, load_config, to_dict
 from eyas.data.loader import PackedLoader, ValidationLoader
-from eyas.data.packing import num_steps, pack
-from eyas.data.store import StateStore
+from eyas.data.plan import Plan
+from eyas.data.row_files import RowStore
+from eyas.data.store import States, StateStore
 from eyas.data.tokens import Tokens
+from eyas.data.window import Window
 from eyas.draft.build import build_draft
 from eyas.draft.model import Draft
 from eyas.draft.vocabulary import coverage
 from eyas.errors import EyasError
 from eyas.run import Run
-from eyas.stages import states_artifact, tokens_artifact, verifier_facts
+from eyas.stages import is_online, states_artifact, tokens_artifact, verifier_facts
 from eyas.training.checkpoints import Checkpoints
 from eyas.training.module import DraftTraining
-from eyas.training.record import MetricsCsv, ProgressLines
+from eyas.training.pause import Pause
+from eyas.training.record import HandsBack, MetricsCsv, ProgressLines
 from eyas.training.third_party import build
 from eyas.verifier.locate import locate
 from eyas.verifier.teacher import Teacher
@@ -33,52 +35,37 @@ ENOUGH_COVERAGE = 0.95
 
 
 class PackedData(lightning.LightningDataModule):
-    """The store's training and held-out documents in packed rows, for Lightning."""
+    """Training and held-out documents in packed rows, for Lightning: from the store, or as a capture hands them over."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, run: Run) -> None:
         super().__init__()
-        self.config = config
-        self.store = StateStore(states_artifact(config).directory)
-        first_held_out = Tokens(tokens_artifact(config).directory).num_train_rows
-        row_length = config.training.row_length
-        self.train_rows = pack(self.store.lengths[:first_held_out], row_length)
-        held_out = pack(self.store.lengths[first_held_out:], row_length)
-        self.held_out_rows = [[first_held_out + document for document in row] for row in held_out]
-
-    @property
-    def num_steps(self) -> int:
-        training = self.config.training
-        return num_steps(
-            len(self.train_rows), training.rows_per_step, max_steps=training.max_steps, epochs=training.epochs
-        )
+        self.row_length = config.training.row_length
+        tokens = Tokens(tokens_artifact(config).directory)
+        self.plan = Plan.of(config, tokens.lengths, tokens.num_train_rows)
+        self.states = states_of(config, run, tokens)
 
     def prepare_data(self) -> None:
         """On one rank of each machine, before step 1: the states are what was captured."""
-        self.store.verify()
+        self.states.verify()
 
     def train_dataloader(self) -> PackedLoader:
-        assert self.trainer is not None
-        return PackedLoader(
-            self.store,
-            self.train_rows,
-            row_length=self.config.training.row_length,
-            rows_per_step=self.config.training.rows_per_step,
-            num_steps=self.num_steps,
-            seed=self.config.seed,
-            rank=self.trainer.global_rank,
-            num_ranks=self.trainer.world_size,
-        )
+        return PackedLoader(self.states, self.plan, row_length=self.row_length, **self._ranks)
 
     def val_dataloader(self) -> ValidationLoader:
+        return ValidationLoader(self.states, self.plan.held_out_rows, row_length=self.row_length, **self._ranks)
+
+    @property
+    def _ranks(self) -> dict[str, int]:
         assert self.trainer is not None
-        row_length = self.config.training.row_length
-        return ValidationLoader(
-            self.store,
-            self.held_out_rows,
-            row_length=row_length,
-            rank=self.trainer.global_rank,
-            num_ranks=self.trainer.world_size,
-        )
+        return {"rank": self.trainer.global_rank, "num_ranks": self.trainer.world_size}
+
+
+def states_of(config: Config, run: Run, tokens: Tokens) -> States:
+    """From a capture beside this training, from files that were there before, or from the store."""
+    if is_online(config):
+        return Window(run.window, tokens)
+    directory = states_artifact(config).directory
+    return RowStore(directory, tokens) if config.capture.engine is CaptureEngine.files else StateStore(directory)
 
 
 def fit(run: Run) -> bool:
@@ -94,7 +81,8 @@ def fit(run: Run) -> bool:
     warnings.filterwarnings("ignore", message=".*(does not have many workers|_all_gather_base|sync_dist=True).*")
     lightning.seed_everything(config.seed, verbose=False)
 
-    data = PackedData(config)
+    data = PackedData(config, run)
+    num_steps = data.plan.num_steps
     teacher = Teacher.from_checkpoint(
         locate(config.verifier), verifier_facts(config), getattr(torch, config.capture.dtype.name)
     )
@@ -105,23 +93,25 @@ def fit(run: Run) -> bool:
         teacher,
         config.training,
         build("optimizer", config.optimizer),
-        build("scheduler", config.scheduler, num_steps=data.num_steps),
+        build("scheduler", config.scheduler, num_steps=num_steps),
     )
 
-    newest = run.newest_checkpoint()
-    step = read_manifest(newest)["step"] if newest else 0
-    if step > data.num_steps:
-        raise EyasError(
-            f"{newest} is past the {data.num_steps} steps asked for; ask for more, or start anew with name=..."
-        )
+    newest, step = run.newest_checkpoint(), run.trained_steps()
+    if step > num_steps:
+        raise EyasError(f"{newest} is past the {num_steps} steps asked for; ask for more, or start anew with name=...")
+    callbacks: list[Callback] = [ProgressLines(num_steps), Checkpoints(run, config, num_steps)]
+    if isinstance(data.states, Window):
+        callbacks.append(HandsBack(data.states))
+    if config.evaluation.every_n_steps is not None:
+        callbacks.append(Pause(config.evaluation.every_n_steps))
     trainer = Trainer(
         accelerator=config.trainer.accelerator.name,
         devices=config.trainer.devices,
         num_nodes=config.trainer.num_nodes,
         strategy=build("trainer.strategy", config.trainer.strategy, data_parallel_size=num_devices),
-        max_steps=data.num_steps,
+        max_steps=num_steps,
         logger=loggers(run, config, resume_step=step),
-        callbacks=[ProgressLines(data.num_steps), Checkpoints(run, config, data.num_steps)],
+        callbacks=callbacks,
         log_every_n_steps=config.training.log_every_n_steps,
         val_check_interval=config.training.validate_every_n_steps,
         check_val_every_n_epoch=None,
@@ -134,11 +124,11 @@ def fit(run: Run) -> bool:
     )
     if trainer.is_global_zero:
         trained = sum(parameter.numel() for parameter in draft.parameters())
-        length = f"{data.num_steps} steps of {config.training.rows_per_step} rows, {trained:,} parameters"
+        length = f"{num_steps} steps of {config.training.rows_per_step} rows, {trained:,} parameters"
         print(f"train    {coverage_line(config, draft)}", flush=True)
         print(f"train    {f'resumes at step {step}' if newest else 'starts'}: {length}", flush=True)
     trainer.fit(module, data, ckpt_path=newest)
-    return trainer.is_global_zero and trainer.global_step >= data.num_steps
+    return trainer.is_global_zero and trainer.global_step >= num_steps
 
 
 def coverage_line(config: Config, draft: Draft) -> str:

@@ -12,8 +12,12 @@ from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from eyas.data.window import Window
 from eyas.progress import duration
 from eyas.run import read_metrics
+
+WORTH_SAYING = 0.05
+"""From this share of a step on, waiting for data is said."""
 
 
 class MetricsCsv(Logger):
@@ -79,9 +83,11 @@ class ProgressLines(lightning.Callback):
         self.printed = now
         values = trainer.callback_metrics
         left = (now - self.started) / (step - self.first) * (self.num_steps - step)
+        waits = float(values["train/data_wait_share"])
         print(
             f"train    step {step}/{self.num_steps}  loss {values['train/loss']:.3f}  tau_sim {values['train/tau_sim']:.2f}  "
-            f"{values['train/tokens_per_second']:,.0f} tokens/s  {duration(left)} left",
+            f"{values['train/tokens_per_second']:,.0f} tokens/s  {duration(left)} left"
+            f"{f'  waits for data {waits:.0%}' if waits >= WORTH_SAYING else ''}",
             flush=True,
         )
 
@@ -92,3 +98,17 @@ class ProgressLines(lightning.Callback):
             shown = " ".join(f"{share:.3f}" for share in joint)
             losses = f"loss {values['val/loss']:.3f}  acceptance {shown}  tau_sim {values['val/tau_sim']:.3f}"
             print(f"validate step {trainer.global_step}  {losses}", flush=True)
+
+
+class HandsBack(lightning.Callback):
+    """Tells the capture beside an on-line training how many steps are done: their states may go."""
+
+    def __init__(self, window: Window) -> None:
+        self.window = window
+
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
+        self.on_train_batch_end(trainer)
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.is_global_zero:  # the step's collectives have seen every rank, so each has read its rows
+            self.window.hand_back(trainer.global_step)

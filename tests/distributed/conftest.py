@@ -1,0 +1,3 @@
+from fake_vllm import captured, fake
+
+__all__ = ["captured", "fake"]
