@@ -19,9 +19,11 @@ test: $(READY_DEV)
 test-dist: $(READY_DEV)
 	$(BIN)/pytest tests/distributed
 
-# vLLM for a CPU, in an environment of its own, as Eyas may have it: only HTTP and files between them.
+# vLLM for a CPU, in an environment of its own, as Eyas may have it: only HTTP and files between them. What is timed runs alone.
+test-vllm: export EYAS_VLLM := $(CURDIR)/.venv-vllm/bin/python
 test-vllm: $(READY_DEV) $(READY_VLLM)
-	EYAS_VLLM=$(CURDIR)/.venv-vllm/bin/python $(BIN)/pytest tests/vllm -n 0
+	$(BIN)/pytest tests/vllm -n 2 --dist loadgroup --durations=0 --ignore=tests/vllm/test_throughput.py
+	$(BIN)/pytest tests/vllm/test_throughput.py -n 0 --durations=0
 
 # Every model type that transformers registers; writes docs/verifiers.md.
 conformance: $(READY_DEV)

@@ -27,7 +27,11 @@ VLLM_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "",  # without bytecode, an import of vLLM takes twice as long
+    # The engine computes by itself: a worker of its own imports everything once more, a third of a start.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
+WITH_WORKER = {**VLLM_ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+"""As vLLM starts by itself: where it is its processes that are tested."""
 
 
 @dataclass(frozen=True)

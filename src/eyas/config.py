@@ -136,8 +136,8 @@ class CaptureConfig:
         at_least("capture.window_tokens", self.window_tokens, 1)
         if (self.path is not None) != (self.engine is CaptureEngine.files):
             raise EyasError(
-                f"capture.path={self.path} with capture.engine={self.engine.name}: a path belongs to states that are there "
-                "already, capture=files, and to nothing else"
+                f"capture.path={self.path} with capture.engine={self.engine.name}: capture=files needs capture.path=DIR, where the "
+                "states are, and nothing else has one"
             )
         if self.online and self.engine is not CaptureEngine.vllm:
             raise EyasError(

@@ -7,7 +7,7 @@ import pytest
 
 from conftest import ROOT, run
 from eyas.cli.compose import compose
-from eyas.config import Config, Engine, config_yaml, load_config, to_dict
+from eyas.config import CaptureEngine, Config, Engine, config_yaml, load_config, to_dict
 from eyas.errors import EyasError
 
 OPTIONS = sorted(
@@ -19,14 +19,16 @@ OPTIONS = sorted(
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_file_composes(option: str) -> None:
-    config = compose([option, *(["data.path=some.jsonl"] if option == "data=mine" else [])], [])
+    needs = {"data=mine": ["data.path=some.jsonl"], "capture=files": ["capture.path=states"]}
+    config = compose([option, *needs.get(option, [])], [])
     assert isinstance(config, Config)
 
 
 def test_kimi_k25_is_right_with_nothing_else_said() -> None:
     config = compose(["verifier=kimi_k25", "trainer=8gpu", "data.path=some.jsonl"], [])
     verifier = config.verifier
-    assert (config.capture.engine, config.evaluation.engine, config.data.name) == (Engine.vllm, Engine.vllm, "mine")
+    engines = config.capture.engine, config.evaluation.engine
+    assert (*engines, config.data.name) == (CaptureEngine.vllm, Engine.vllm, "mine")
     assert (config.trainer.accelerator.name, config.trainer.devices) == ("cuda", 8)
     assert (verifier.draft.head_dim, verifier.draft.layer_ids) == (128, [2, 30, 58])
     assert (verifier.config.path, verifier.keys.prefix) == ("text_config", "language_model.")

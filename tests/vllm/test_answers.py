@@ -1,7 +1,7 @@
 """A running server renders conversations and answers them anew, for stages that are given nothing but its address."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +14,19 @@ from eyas.data.responses import generate
 from eyas.data.tokens import Tokens
 from eyas.errors import EyasError
 from eyas.serving.client import Request, send
-from eyas.serving.server import Server, serving
 from eyas.stages import canary_file, regenerates, responses_artifact, tokens_artifact
-from eyas.verifier.checkpoint import Checkpoint
-from eyas.verifier.schema import VerifierConfig
-from served import vllm_config
+from served import Served
 
 MAX_TOKENS = 12
 
 
-@pytest.fixture(scope="module")
-def server(verifier: VerifierConfig, small: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    log = tmp_path_factory.mktemp("answers") / "server.log"
-    args = ["--dtype", "float32", "--enable-scale-out"]
-    with serving(vllm_config(), verifier, small, log=log, args=args) as running:
-        yield running
-
-
 @pytest.fixture
-def configured(server: Server, small: Checkpoint, tmp_path: Path) -> Callable[..., Config]:
+def configured(served: Served, tmp_path: Path) -> Callable[..., Config]:
     """A configuration that uses the running server."""
 
     def composed(*overrides: str) -> Config:
-        options = ["verifier=tiny_llama", f"verifier.path={small.directory}", f"outputs={tmp_path}/outputs"]
-        options += ["server=endpoints", f"server.endpoints=[{server.endpoints[0]}]", "data.num_processes=2"]
+        options = ["verifier=tiny_llama", f"verifier.path={served.checkpoint.directory}", f"outputs={tmp_path}/outputs"]
+        options += ["server=endpoints", f"server.endpoints=[{served.server.endpoints[0]}]", "data.num_processes=2"]
         return compose([*options, *overrides], [])
 
     return composed
@@ -73,7 +62,7 @@ def test_the_servers_rendering_makes_the_same_tokens(configured: Callable[..., C
 
 
 def test_answers_are_the_verifiers_own_turn_by_turn(
-    configured: Callable[..., Config], server: Server, tmp_path: Path
+    configured: Callable[..., Config], served: Served, tmp_path: Path
 ) -> None:
     called = [user("Call."), answer("calling"), {"role": "tool", "content": "42"}, answer("It is 42.")]
     file = jsonl(
@@ -99,7 +88,7 @@ def test_answers_are_the_verifiers_own_turn_by_turn(
     for row in rows:
         *asked, answered = row["messages"]
         body = {"messages": asked, "max_tokens": MAX_TOKENS, "temperature": 0}
-        [said] = send(server, [Request(0, "/v1/chat/completions", body)])
+        [said] = send(served.server, [Request(0, "/v1/chat/completions", body)])
         assert answered["content"] == said.body["choices"][0]["message"]["content"]
     assert canary_file(config).exists()
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -31,9 +32,10 @@ from pathlib import Path
 from eyas.cli.compose import compose
 from eyas.serving.server import serving
 from eyas.verifier.checkpoint import Checkpoint
-from served import vllm_config
+from served import WITH_WORKER, vllm_config
 verifier = compose(["verifier=tiny_llama"], []).verifier
-with serving(vllm_config(), verifier, Checkpoint(Path(sys.argv[1])), log=Path(sys.argv[2]), args=["--dtype", "bfloat16"]) as server:
+config = vllm_config(env=WITH_WORKER)
+with serving(config, verifier, Checkpoint(Path(sys.argv[1])), log=Path(sys.argv[2]), args=["--dtype", "float32"]) as server:
     print("ENDPOINT", server.endpoints[0], flush=True)
     time.sleep(600)
 """
@@ -79,6 +81,29 @@ def test_what_the_server_refuses_stops_at_once(served: Served) -> None:
         list(send(served.server, [too_long]))
 
 
+def test_a_server_that_hangs_is_given_up_and_goes_on_afterwards(served: Served) -> None:
+    engine = engine_of(served)
+    impatient = replace(served.server, config=replace(served.server.config, request_timeout=2, retries=1))
+    engine.suspend()
+    try:
+        with pytest.raises(
+            EyasError,
+            match=r"request 0 was lost 2 times \(the last time: no answer in server\.request_timeout=2 seconds\), which is "
+            r"all that server\.retries allows; .*raise server\.request_timeout",
+        ):
+            list(send(impatient, completions(1)))
+    finally:
+        engine.resume()
+    assert {answer.key for answer in send(served.server, completions(3))} == {0, 1, 2}
+
+
+def engine_of(served: Served) -> psutil.Process:
+    """The process that computes for the API's."""
+    assert served.server.guard is not None
+    processes = psutil.Process(served.server.guard.pid).children(recursive=True)
+    return next(process for process in processes if "EngineCore" in " ".join(process.cmdline()))
+
+
 def test_port_taken_by_another_server(served: Served, tmp_path: Path) -> None:
     port = urlsplit(served.server.endpoints[0]).port
     with (
@@ -109,7 +134,7 @@ def test_canary_and_sigkill(served: Served, merged: Checkpoint, tmp_path: Path) 
             with pytest.raises(EyasError, match=rf"^{endpoint} serves as tiny_llama something else than was recorded"):
                 check(other, file)
         processes = psutil.Process(process.pid).children(recursive=True)
-        assert len(processes) >= 3, "the guard, the server and its engine"
+        assert len(processes) >= 4, "the guard, the server, its engine and its worker"
         process.send_signal(signal.SIGKILL)
         assert survivors(processes, 30) == []
 
@@ -146,11 +171,10 @@ def test_the_cause_of_death_in_flight(verifier: VerifierConfig, tmp_path: Path) 
 
 
 def test_the_engine_is_killed_in_flight(served: Served) -> None:
-    """The last of this file: afterwards the shared server is gone."""
-    guard = served.server.guard
+    """The last of the last file that uses the shared server: afterwards it is gone."""
+    guard, engine = served.server.guard, engine_of(served)
     assert guard is not None
     processes = psutil.Process(guard.pid).children(recursive=True)
-    engine = next(process for process in processes if "EngineCore" in " ".join(process.cmdline()))
     answers = []
 
     def kill_after_the_first() -> None:
