@@ -35,10 +35,12 @@ class DraftVocabulary(Enum):
 
 
 class Loss(Enum):
-    """What the draft is trained to match: the teacher's distribution (kl) or its most likely token (ce)."""
+    """What the draft is trained to match (`draft/loss.py`)."""
 
-    kl = "kl"
-    ce = "ce"
+    kl = "kl"  # the teacher's distribution
+    ce = "ce"  # its most likely token
+    nla = "nla"  # acceptance: -log sum min(p, q)
+    lk_hybrid = "lk_hybrid"  # kl first, then acceptance
 
 
 class Dtype(Enum):

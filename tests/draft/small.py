@@ -1,15 +1,17 @@
 """Small drafts and rows, made at random."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from eyas.config import DraftArchitecture, DraftConfig, DraftVocabulary
-from eyas.draft.loss import kl
+from eyas.draft.loss import PositionLoss, kl
 from eyas.draft.model import Draft, draft_config
+from eyas.draft.positions import plan_unroll
 from eyas.draft.shape import Shape
-from eyas.draft.unroll import Unrolled, answer_run, target_positions
+from eyas.draft.unroll import Unrolled
 from eyas.verifier.facts import Arithmetic
 from eyas.verifier.schema import NormCast, NormKind, Target
 from eyas.verifier.teacher import Teacher
@@ -83,18 +85,20 @@ class Documents:
             torch.cat([torch.arange(length) for length in lengths]),
         )
 
-    def unroll(self, draft: Draft, teacher: Teacher, num_steps: int = 3, loss=kl) -> Unrolled:  # type: ignore[no-untyped-def]
-        run = answer_run(self.loss_mask, self.document_ids)
-        last = self.last[target_positions(run, self.document_ids)]
+    def unroll(
+        self, draft: Draft, teacher: Teacher, loss: PositionLoss = kl, weights: Sequence[float] = (1, 1, 1)
+    ) -> Unrolled:
+        whole = draft.needs_whole_first_step
+        plan = plan_unroll(self.loss_mask, self.document_ids, len(weights), whole_first_step=whole)
+        last = self.last[plan.targets_J]
         unrolled: Unrolled = draft(
             input_ids_T=self.input_ids,
             hidden_TLH=self.hidden,
-            run_T=run,
-            document_ids_T=self.document_ids,
             position_ids_T=self.position_ids,
-            targets=teacher.targets(last, draft.draft_ids_D),
+            plan=plan,
+            targets=lambda chosen: teacher.targets(last[chosen], draft.draft_ids_D),
             loss=loss,
-            num_steps=num_steps,
+            weight_K=weights,
         )
         return unrolled
 

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from eyas.capture.modules import find_modules
 from eyas.capture.tap import Tap
 from eyas.cli.compose import compose
 from eyas.draft.model import Draft, draft_config
+from eyas.draft.positions import shift
 from eyas.draft.shape import resolve_shape
-from eyas.draft.unroll import causal_in_document, prefix_and_diagonal_attention  # noqa: F401
 from eyas.evaluation.chain import CachedVerifier, Drafter, decode_plain, decode_speculatively
 from eyas.verifier.checkpoint import Checkpoint
 from eyas.verifier.facts import resolve
@@ -89,14 +89,12 @@ def test_the_chain_sees_what_the_unroll_trained_on(verifier: CachedVerifier, tin
     tokens = torch.randint(0, 250, (24,), generator=torch.Generator().manual_seed(3)).tolist()
     _, hidden = verifier.read(tokens)
     unrolled, chained = draft(tiny_checkpoint), draft(tiny_checkpoint)
-    from transformers import DynamicCache
-
-    from eyas.draft.unroll import shift
-
-    ids, positions, mask = torch.tensor(tokens), torch.arange(24), causal_in_document(torch.zeros(24))
+    ids, positions = torch.tensor(tokens), torch.arange(24)
+    prefix, own = torch.ones(24, 24, dtype=torch.bool).tril(), torch.eye(24, dtype=torch.bool)
     with torch.no_grad():
         cache, state, rows = DynamicCache(), unrolled.fuse(hidden), []
         for step in range(K):
+            mask = torch.cat([prefix, *[own] * step], dim=1)[None, None]
             state, normed = unrolled.decode(shift(ids, 1 + step), state, positions + step, mask, cache)
             rows.append(normed)
         for i in (0, 5, 20):

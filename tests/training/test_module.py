@@ -13,6 +13,7 @@ from eyas.config import Config, Dtype, Loss
 from eyas.data.loader import PackedRow
 from eyas.draft import loss
 from eyas.training.module import DraftTraining
+from eyas.verifier.teacher import Targets
 
 
 @pytest.fixture
@@ -26,11 +27,12 @@ def process_group(tmp_path: Path) -> Iterator[None]:
 def test_bfloat16_computes_the_draft_and_not_the_teacher(
     tiny: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[torch.dtype, torch.dtype]] = []
+    seen: list[tuple[bool, bool]] = []
 
-    def recording(logits_ND: Tensor, teacher_ND: Tensor, token_N: Tensor) -> Tensor:
-        seen.append((logits_ND.dtype, teacher_ND.dtype))
-        return loss.kl(logits_ND, teacher_ND, token_N)
+    def recording(logits_ND: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+        assert logits_ND.dtype is targets.probs_ND.dtype is torch.float32
+        seen.append(tuple(bool((it == it.bfloat16()).all()) for it in (logits_ND, targets.probs_ND)))  # type: ignore[arg-type]
+        return loss.kl(logits_ND, targets)
 
     monkeypatch.setitem(loss.LOSSES, Loss.kl, recording)
     training = tiny().training
@@ -51,7 +53,7 @@ def test_bfloat16_computes_the_draft_and_not_the_teacher(
         documents.last,
     )
     unrolled = module.unroll(row)
-    unrolled.loss_K.sum().backward()
-    assert seen == [(torch.bfloat16, torch.float32)] * 3
+    unrolled.loss.backward()
+    assert seen == [(True, False)] * 3, "logits are products in bfloat16, the teacher's distribution is not rounded"
     assert unrolled.loss_K.dtype is torch.float32
     assert all(parameter.grad.dtype is torch.float32 for parameter in draft.parameters())

@@ -19,7 +19,7 @@ from eyas.artifact import provenance, publish, remove, write_file
 from eyas.config import Config, load_config
 from eyas.draft.export import compare, save
 from eyas.draft.given import PROVENANCE_FILE, content, find_draft, provenance_of, trained_for
-from eyas.draft.model import UNROLL_ATTENTION, Draft
+from eyas.draft.model import DECODING_ATTENTION, Draft
 from eyas.draft.stored import StoredDraft, read_stored
 from eyas.errors import EyasError
 from eyas.process import child_main
@@ -144,7 +144,7 @@ def speculators_config(
                 verifier=VerifierConfig(name_or_path=checkpoint.hub or str(checkpoint.directory), architectures=[]),
             ),
         )
-    made.transformer_layer_config._attn_implementation = UNROLL_ATTENTION
+    made.transformer_layer_config._attn_implementation = DECODING_ATTENTION
     return made
 
 

@@ -19,7 +19,7 @@ from eyas.config import Config, ExportFormat, load_config
 from eyas.draft.build import build_draft
 from eyas.draft.given import PROVENANCE_FILE
 from eyas.draft.handover import CARD, card, gather, raw_card
-from eyas.draft.model import UNROLL_ATTENTION, Draft
+from eyas.draft.model import DECODING_ATTENTION, Draft
 from eyas.draft.raw import compare_raw, save_raw
 from eyas.draft.shape import check_raw
 from eyas.draft.vocabulary import from_mappings
@@ -150,7 +150,7 @@ def load_draft(directory: Path, dtype: torch.dtype, device: torch.device) -> Dra
     if not (directory / "config.json").exists() or not (directory / "model.safetensors").exists():
         raise EyasError(f"{directory} holds no exported draft (config.json and model.safetensors)")
     config = cast(Eagle3SpeculatorConfig, Eagle3SpeculatorConfig.from_pretrained(directory))
-    config.transformer_layer_config._attn_implementation = UNROLL_ATTENTION
+    config.transformer_layer_config._attn_implementation = DECODING_ATTENTION
     tensors = load_file(directory / "model.safetensors")
     verifier_vocab_size = config.transformer_layer_config.vocab_size
     draft_ids_D = (

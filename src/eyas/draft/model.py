@@ -5,6 +5,7 @@ teacher is not part of the draft, what is frozen is held outside the module tree
 parameters), and `forward` is the unroll of `draft/unroll.py`.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,17 +15,19 @@ from speculators.proposals.greedy import GreedyTokenProposalConfig
 from torch import Tensor
 from torch.nn.functional import embedding, linear
 from transformers import DynamicCache, LlamaConfig, PretrainedConfig, Qwen3Config
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from eyas.config import DraftArchitecture, DraftConfig
+from eyas.draft.judge import Judged, judge
+from eyas.draft.layers import FirstUnrolledLayer, UnrolledLayer
 from eyas.draft.loss import PositionLoss
+from eyas.draft.positions import Rows, UnrollPlan, shift
 from eyas.draft.shape import Shape
-from eyas.draft.unroll import Unrolled, causal_in_document, prefix_and_diagonal_attention, unroll
+from eyas.draft.unroll import Unrolled, unroll
 from eyas.draft.vocabulary import to_mappings
 from eyas.verifier.teacher import Targets
 
-UNROLL_ATTENTION = "eyas_prefix_and_diagonal"
-ALL_ATTENTION_FUNCTIONS.register(UNROLL_ATTENTION, prefix_and_diagonal_attention)
+DECODING_ATTENTION = "sdpa"
+"""Of `Draft.decode`; the unroll has its own."""
 
 
 class Draft(Eagle3DraftModel):
@@ -67,23 +70,34 @@ class Draft(Eagle3DraftModel):
         *,
         input_ids_T: Tensor,
         hidden_TLH: Tensor,
-        run_T: Tensor,
-        document_ids_T: Tensor,
         position_ids_T: Tensor,
-        targets: Targets,
+        plan: UnrollPlan,
+        targets: Callable[[slice], Targets],
         loss: PositionLoss,
-        num_steps: int,
+        weight_K: Sequence[float],
     ) -> Unrolled:
-        """Unroll over one packed row (see `draft/unroll.py`)."""
-        cache = DynamicCache()
-        mask_TT = causal_in_document(document_ids_T)
+        """Unroll over one packed row (see `draft/unroll.py`); `targets` are the teacher's for a slice of the plan's."""
+        token_TH = embedding(shift(input_ids_T, 1), self._weight("embed_tokens")).to(hidden_TLH.dtype)
+        first = FirstUnrolledLayer(self.layers[0], token_TH, plan.steps[0])
+        layers = [first, *map(UnrolledLayer, self.layers[1:])]
+        rotary_T = self._rotary(position_ids_T, hidden_TLH)
 
-        def draft_step(tokens_T: Tensor, hidden_TH: Tensor, step: int) -> tuple[Tensor, Tensor]:
-            return self.decode(tokens_T, hidden_TH, position_ids_T + step, mask_TT, cache)
+        def draft_step(state: Tensor, rows: Rows, step: int) -> tuple[Tensor, Tensor]:
+            rotary_N = self._rotary(position_ids_T[rows.positions_N] + step, state)
+            for layer in layers:
+                state = layer(state, rows, rotary_N, step, rotary_T)
+            normed_NH: Tensor = self.norm(state)
+            return (normed_NH if self.config.norm_output else state), normed_NH
 
-        return unroll(
-            draft_step, self.head, self.fuse(hidden_TLH), input_ids_T, run_T, document_ids_T, targets, loss, num_steps
-        )
+        def judged(states: list[Tensor]) -> Judged:
+            return judge(states, self._weight("lm_head"), targets, plan, loss, weight_K)
+
+        return unroll(draft_step, judged, self.fuse(hidden_TLH), plan)
+
+    @property
+    def needs_whole_first_step(self) -> bool:
+        """A second layer needs what the first makes of every position (`plan_unroll`)."""
+        return len(self.layers) > 1
 
     def fuse(self, hidden_TLH: Tensor) -> Tensor:
         """The captured states of L layers -> one state [T, H]."""
@@ -122,6 +136,10 @@ class Draft(Eagle3DraftModel):
         """Logits over the draft vocabulary [N, D]."""
         return linear(state_NH, self._weight("lm_head"))
 
+    def _rotary(self, position_ids_N: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        cos_1Nd, sin_1Nd = self.rotary_emb(like, position_ids_N[None])
+        return cos_1Nd[0, :, None], sin_1Nd[0, :, None]
+
     def _weight(self, name: str) -> Tensor:
         frozen = self.frozen.get(name)
         weight: Tensor = getattr(self, name).weight if frozen is None else frozen
@@ -148,7 +166,7 @@ def draft_config(draft: DraftConfig, shape: Shape, *, verifier: str, unroll_step
         "tie_word_embeddings": False,
     }
     layer_config = architectures[draft.architecture](**layer)
-    layer_config._attn_implementation = UNROLL_ATTENTION
+    layer_config._attn_implementation = DECODING_ATTENTION
     return Eagle3SpeculatorConfig(
         architectures=["Eagle3DraftModel"],
         transformer_layer_config=layer_config,

@@ -47,7 +47,6 @@ class Drafter:
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        draft.config.transformer_layer_config._attn_implementation = "sdpa"
         self.restart()
 
     def restart(self) -> None:

@@ -21,7 +21,8 @@ from eyas.config import TrainingConfig
 from eyas.data.loader import PackedRow, StepRows
 from eyas.draft.loss import LOSSES
 from eyas.draft.model import Draft
-from eyas.draft.unroll import Unrolled, answer_run, target_positions
+from eyas.draft.positions import plan_unroll
+from eyas.draft.unroll import Unrolled
 from eyas.errors import EyasError
 from eyas.training.metrics import FIELDS, acceptance, stacked
 from eyas.training.third_party import Builder
@@ -66,7 +67,7 @@ class DraftTraining(lightning.LightningModule):
             sharded.set_requires_gradient_sync(last)
             sharded.set_reshard_after_backward(last)
             unrolled = self.unroll(row)
-            (unrolled.loss_K * self.step_weights_K).sum().backward()
+            unrolled.loss.backward()
             totals_SK += stacked(unrolled)
         totals_SK = self.summed(totals_SK)
 
@@ -104,17 +105,21 @@ class DraftTraining(lightning.LightningModule):
 
     def unroll(self, row: PackedRow) -> Unrolled:
         """The draft's unroll over one packed row, against the teacher."""
-        run_T = answer_run(row.loss_mask_T, row.document_ids_T)
-        last_NH = row.last_TH[target_positions(run_T, row.document_ids_T)].to(self.teacher.head.dtype)
+        plan = plan_unroll(
+            row.loss_mask_T.cpu(),
+            row.document_ids_T.cpu(),
+            self.training_config.unroll_steps,
+            whole_first_step=self.draft.needs_whole_first_step,
+        ).to(self.device)
+        last_JH = row.last_TH[plan.targets_J].to(self.teacher.head.dtype)
         unrolled: Unrolled = self.draft(
             input_ids_T=row.input_ids_T,
             hidden_TLH=row.hidden_TLH.to(self.compute_dtype),
-            run_T=run_T,
-            document_ids_T=row.document_ids_T,
             position_ids_T=row.position_ids_T,
-            targets=self.teacher.targets(last_NH, self.draft.draft_ids_D),
+            plan=plan,
+            targets=lambda chosen: self.teacher.targets(last_JH[chosen], self.draft.draft_ids_D),
             loss=LOSSES[self.training_config.loss],
-            num_steps=self.training_config.unroll_steps,
+            weight_K=self.step_weights_K.tolist(),
         )
         return unrolled
 

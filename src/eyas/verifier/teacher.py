@@ -19,18 +19,21 @@ from eyas.verifier.facts import Arithmetic, Step, VerifierFacts
 from eyas.verifier.schema import HeadTransform, NormCast, NormKind, Operator, Target
 from eyas.verifier.tensors import StoredTensor, read_tensor
 
-POSITIONS_AT_ONCE = 1024
-"""Logits over the whole vocabulary exist for this many positions at a time."""
-
 
 @dataclass(frozen=True)
 class Targets:
     """What the draft should say at N positions."""
 
-    log_probs_ND: Tensor
-    """The teacher's distribution, restricted to the draft vocabulary and renormalised, as log-probabilities."""
-    draft_token_N: Tensor
+    probs_ND: Tensor
+    """The teacher's distribution, restricted to the draft vocabulary and renormalised."""
+    entropy_N: Tensor
+    """Of that distribution, in nats."""
+    token_N: Tensor
     """The verifier's greedy token in the draft vocabulary; -1 where it is outside, where no draft can be right."""
+
+    def take(self, index_M: Tensor) -> "Targets":
+        """Those of some of the positions."""
+        return Targets(self.probs_ND[index_M], self.entropy_N[index_M], self.token_N[index_M])
 
 
 class Teacher(nn.Module):
@@ -86,18 +89,14 @@ class Teacher(nn.Module):
 
         The greedy token is searched in the whole vocabulary: what serving will compare the draft with.
         """
-        log_probs, tokens = [], []
-        for chunk in state_NH.split(POSITIONS_AT_ONCE):
-            logits_NV = self(chunk)
-            tokens.append(logits_NV.argmax(-1))
-            log_probs.append(logits_NV[:, draft_ids_D].log_softmax(-1))
-        if not tokens:
-            empty = draft_ids_D.new_empty(0)
-            return Targets(state_NH.new_empty((0, len(draft_ids_D)), dtype=torch.float32), empty)
-        token_N = torch.cat(tokens)
+        logits_NV = self(state_NH)
+        token_N = logits_NV.argmax(-1)
+        log_probs_ND = logits_NV[:, draft_ids_D].log_softmax(-1)
         position_N = torch.searchsorted(draft_ids_D, token_N).clamp_max(len(draft_ids_D) - 1)
         inside_N = draft_ids_D[position_N] == token_N
-        return Targets(torch.cat(log_probs), torch.where(inside_N, position_N, -1))
+        probs_ND = log_probs_ND.exp()
+        entropy_N = -torch.linalg.vecdot(probs_ND, log_probs_ND)
+        return Targets(probs_ND, entropy_N, torch.where(inside_N, position_N, -1))
 
 
 def normalise(state_NH: Tensor, weight_H: Tensor | None, bias_H: Tensor | None, arithmetic: Arithmetic) -> Tensor:

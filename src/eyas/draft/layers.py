@@ -1,0 +1,119 @@
+"""A layer of the draft, as the unroll runs it: step after step over fewer rows, against the keys that it has so far.
+
+The modules and their weights are speculators' and transformers'; only the order of the work is ours. The first layer reads
+tokens and states side by side, so its projections are sums of two: what a token adds doesn't depend on the step and is made
+once for the whole row.
+
+Shapes: T positions of the packed row, N rows of a step, s own keys of each row, q query heads, h key-value heads, d head
+dimension, H hidden size.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers.models.llama.modeling_llama import rotate_half
+
+from eyas.draft.attention import attend
+from eyas.draft.positions import Rows
+
+Rotary = tuple[Tensor, Tensor]
+"""Cosine and sine of some positions [N, 1, d]."""
+
+
+class UnrolledLayer:
+    """One layer through one unroll."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer, self.attention = layer, layer.self_attn
+        self.key_Thd: Tensor
+        self.value_Thd: Tensor
+        """Of step 0."""
+        self.own_key_sNhd: Tensor
+        self.own_value_sNhd: Tensor
+        """Of the steps after it, for the rows that are left."""
+
+    def __call__(self, state: Tensor, rows: Rows, rotary_N: Rotary, step: int, rotary_T: Rotary) -> Tensor:
+        """The layer's output [N, H]; at step 0 the state is that of all T positions, later that of the rows."""
+        normed, residual = self.normed(state)
+        key, value = (self.heads(it) for it in self.keys_and_values(normed, rows, step))
+        if step == 0:
+            self.key_Thd, self.value_Thd = self.turned(key, rotary_T, "k_norm"), value
+            self.own_key_sNhd = self.own_value_sNhd = key.new_empty((0, len(rows.positions_N), *key.shape[1:]))
+            normed, residual = normed[rows.positions_N], residual[rows.positions_N]
+        else:
+            key = self.turned(key, rotary_N, "k_norm")
+            self.own_key_sNhd = torch.cat([self.own_key_sNhd[:, rows.kept_N], key[None]])
+            self.own_value_sNhd = torch.cat([self.own_value_sNhd[:, rows.kept_N], value[None]])
+        query_Nqd = self.turned(self.heads(self.queries(normed, rows)), rotary_N, "q_norm")
+        seen_Nqd = attend(
+            query_Nqd,
+            self.key_Thd,
+            self.value_Thd,
+            self.own_key_sNhd,
+            self.own_value_sNhd,
+            rows,
+            self.attention.scaling,
+        )
+        output_NH: Tensor = residual + self.attention.o_proj(seen_Nqd.flatten(1))
+        mixed_NH: Tensor = self.layer.mlp(self.layer.post_attention_layernorm(output_NH))
+        return output_NH + mixed_NH
+
+    def normed(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """(what is projected, what the output is added to)."""
+        return self.layer.input_layernorm(state), state
+
+    def queries(self, normed_NH: Tensor, rows: Rows) -> Tensor:
+        projected: Tensor = self.attention.q_proj(normed_NH)
+        return projected
+
+    def keys_and_values(self, normed: Tensor, rows: Rows, step: int) -> tuple[Tensor, Tensor]:
+        return self.attention.k_proj(normed), self.attention.v_proj(normed)
+
+    def heads(self, projected: Tensor) -> Tensor:
+        state_Nhd: Tensor = projected.unflatten(1, (-1, self.attention.head_dim))
+        return state_Nhd
+
+    def turned(self, state_Nhd: Tensor, rotary_N: Rotary, norm: str) -> Tensor:
+        """Queries or keys at their positions; Qwen3 normalises them before."""
+        if hasattr(self.attention, norm):
+            state_Nhd = getattr(self.attention, norm)(state_Nhd)
+        cos, sin = rotary_N
+        turned_Nhd: Tensor = state_Nhd * cos + rotate_half(state_Nhd) * sin
+        return turned_Nhd
+
+
+class FirstUnrolledLayer(UnrolledLayer):
+    """The layer that reads tokens beside states: position i at step k reads the token at i+1+k."""
+
+    def __init__(self, layer: Any, token_state_TH: Tensor, rows: Rows) -> None:
+        """`token_state_TH`: the embedding of the token after each position; `rows`: those of step 0."""
+        super().__init__(layer)
+        token_TH = layer.input_layernorm(token_state_TH)
+        size = token_TH.shape[1]
+        self.token_query = linear(token_TH[rows.positions_N], self.attention.q_proj.weight[:, :size])
+        self.token_key, self.token_value = (
+            linear(token_TH, projection.weight[:, :size])
+            for projection in (self.attention.k_proj, self.attention.v_proj)
+        )
+
+    def normed(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        normed = self.layer.hidden_norm(state)
+        return normed, normed if self.layer.norm_before_residual else state
+
+    def queries(self, normed_NH: Tensor, rows: Rows) -> Tensor:
+        return self.token_query[rows.ahead_N] + _hidden_half(self.attention.q_proj, normed_NH)
+
+    def keys_and_values(self, normed: Tensor, rows: Rows, step: int) -> tuple[Tensor, Tensor]:
+        token_key, token_value = (
+            it if step == 0 else it[rows.positions_N + step] for it in (self.token_key, self.token_value)
+        )
+        return (
+            token_key + _hidden_half(self.attention.k_proj, normed),
+            token_value + _hidden_half(self.attention.v_proj, normed),
+        )
+
+
+def _hidden_half(projection: nn.Linear, normed: Tensor) -> Tensor:
+    return linear(normed, projection.weight[:, normed.shape[1] :], projection.bias)
