@@ -68,7 +68,11 @@ WRONG = [
     pytest.param(
         "draft.vocab_size=many", "draft.vocab_size=many: Value 'many' of type 'str' could not be converted", id="type"
     ),
-    pytest.param("training.loss=kll", "training.loss=kll: Invalid value 'kll', expected one of [kl, ce, nla, lk_hybrid]", id="enum"),
+    pytest.param(
+        "training.loss=kll",
+        "training.loss=kll: Invalid value 'kll', expected one of [kl, ce, nla, lk_hybrid]",
+        id="enum",
+    ),
     pytest.param(
         "verifier=smollm2_135", "verifier=smollm2_135: there is no such option; did you mean smollm2_135m?", id="option"
     ),

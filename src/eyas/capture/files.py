@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from eyas.artifact import building, complete, write_file
 from eyas.capture.expected import Expected
-from eyas.capture.parity import alternatives, compare, refuse_another_reading
+from eyas.capture.parity import alternatives, prove
 from eyas.config import Config
 from eyas.data.row_files import read_row, row_file
 from eyas.data.tokens import Tokens
@@ -82,10 +82,8 @@ def proof(config: Config, directory: Path, tokens: Tokens) -> str:
     dtype: torch.dtype = getattr(torch, config.capture.dtype.name)
     teacher = Teacher.from_checkpoint(locate(config.verifier), verifier_facts(config), dtype)
     if (directory / PARITY).exists():
-        own_NV = load_file(directory / PARITY)["logits"].float()[:, : len(teacher.head)]
-        state_NH = _read(directory, 0)[1][: len(own_NV), -1]
-        parity = compare(teacher(state_NH), own_NV, dtype)
-        refuse_another_reading(parity, alternatives(teacher, state_NH, own_NV), dtype)
+        own_NV = load_file(directory / PARITY)["logits"].float()
+        parity = prove(teacher, _read(directory, 0)[1][: len(own_NV), -1], own_NV)
         print(f"capture  parity {parity}", flush=True)
         return json.dumps(vars(parity), indent=2) + "\n"
     state_NH, next_N = _written(directory, tokens)

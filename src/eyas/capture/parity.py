@@ -139,6 +139,18 @@ def alternatives(teacher: Teacher, state_NH: Tensor, own: Tensor | Callable[[Ten
     return found
 
 
+def prove(teacher: Teacher, state_NH: Tensor, own_NV: Tensor) -> Parity:
+    """The teacher makes the verifier's own logits [N, V] out of captured last states.
+
+    Raises:
+        EyasError: it doesn't: a wrong hook, norm or head, which no loss curve would show.
+    """
+    own_NV, dtype = own_NV[:, : len(teacher.head)], teacher.head.dtype
+    parity = compare(teacher(state_NH), own_NV, dtype)
+    refuse_another_reading(parity, alternatives(teacher, state_NH, own_NV), dtype)
+    return parity
+
+
 def refuse_another_reading(parity: Parity, others: Sequence[Alternative], dtype: torch.dtype) -> None:
     """Stop where the teacher is not the verifier, or where another reading of its tensors might be.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from eyas.capture.modules import Modules, find_modules
-from eyas.capture.parity import Parity, alternatives, compare, own_logits, refuse_another_reading
+from eyas.capture.parity import Parity, own_logits, prove
 from eyas.capture.tap import Tap, load_verifier
 from eyas.config import Config
 from eyas.data.store import Document
@@ -18,7 +18,6 @@ from eyas.data.tokens import Tokens
 from eyas.progress import Progress
 from eyas.stages import draft_shape, verifier_facts
 from eyas.verifier.locate import locate
-from eyas.verifier.schema import VerifierConfig
 from eyas.verifier.teacher import Teacher
 
 
@@ -46,28 +45,15 @@ class TransformersEngine:
         checkpoint, facts = locate(self.config.verifier), verifier_facts(self.config)
         dtype = getattr(torch, self.config.capture.dtype.name)
         teacher = Teacher.from_checkpoint(checkpoint, facts, dtype).to(self.model.device)
-        return check_parity(self.model, self.modules, self.config.verifier, teacher, self.tokens.row(0)[0])
+        row = self.tokens.row(0)[0]
+        _, state_NH, own_NV = own_logits(self.model, self.modules, self.config.verifier, [row])
+        return prove(teacher, state_NH, own_NV)
 
     def shards(self, missing: Mapping[int, range], progress: Progress) -> Iterator[tuple[int, list[Document]]]:
         tap = Tap(self.modules, draft_shape(self.config).layer_ids, self.config.verifier)
         tokens_per_batch = self.config.capture.tokens_per_batch
         for index, rows in missing.items():
             yield index, _documents(self.model, tap, self.tokens, rows, tokens_per_batch, progress)
-
-
-def check_parity(
-    model: PreTrainedModel, modules: Modules, verifier: VerifierConfig, teacher: Teacher, row: Tensor
-) -> Parity:
-    """The teacher makes the verifier's own logits out of the captured last state.
-
-    Raises:
-        EyasError: it doesn't: a wrong hook, norm or head, which no loss curve would show.
-    """
-    _, state_NH, own_NV = own_logits(model, modules, verifier, [row])
-    own_NV, dtype = own_NV[:, : len(teacher.head)], teacher.head.dtype
-    parity = compare(teacher(state_NH), own_NV, dtype)
-    refuse_another_reading(parity, alternatives(teacher, state_NH, own_NV), dtype)
-    return parity
 
 
 def plan_batches(rows: Sequence[int], lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:

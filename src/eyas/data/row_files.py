@@ -39,9 +39,7 @@ class RowStore:
 
     def read(self, row: int) -> Document:
         """One document."""
-        ids_T, mask_T = self.tokens.row(row)
-        _, states_TLH = read_row(self.directory, row)
-        return Document(ids_T.long(), mask_T, states_TLH[:, :-1], states_TLH[:, -1])
+        return read_document(self.directory, row, self.tokens)
 
 
 def row_file(directory: Path, row: int) -> Path:
@@ -72,6 +70,13 @@ def read_row(directory: Path, row: int) -> tuple[Tensor, Tensor]:
         raise EyasError(
             f"{file} is no file of states ({error}): expected the tensors hidden_states and token_ids"
         ) from None
+
+
+def read_document(directory: Path, row: int, tokens: Tokens) -> Document:
+    """A row of the tokens artifact with its states; raises what `read_row` does."""
+    ids_T, mask_T = tokens.row(row)
+    _, states_TLH = read_row(directory, row)
+    return Document(ids_T.long(), mask_T, states_TLH[:, :-1], states_TLH[:, -1])
 
 
 def rows_in(directory: Path) -> list[int]:

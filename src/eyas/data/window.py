@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from eyas.artifact import write_file
-from eyas.data.row_files import read_row, row_file, rows_in, write_row
+from eyas.data.row_files import read_document, row_file, rows_in, write_row
 from eyas.data.store import Document
 from eyas.data.tokens import Tokens
 from eyas.errors import EyasError
@@ -36,12 +36,10 @@ class Window:
         Raises:
             EyasError: they will not come.
         """
-        ids_T, mask_T = self.tokens.row(row)
         while True:
             over = (self.directory / ENDED).exists()  # looked up first: what came before the end is there
             try:
-                _, states_TLH = read_row(self.directory, row)
-                return Document(ids_T.long(), mask_T, states_TLH[:, :-1], states_TLH[:, -1])
+                return read_document(self.directory, row, self.tokens)
             except FileNotFoundError:
                 if over:
                     raise EyasError("the capture beside this training has ended; what it printed says why") from None

@@ -80,6 +80,8 @@ class _Judge(torch.autograd.Function):
                 loss_N, d_logits_ND = loss(logits_ND, mine)
                 loss_K[step] += (loss_N * is_trained_N).sum()
                 trained_K[step] += is_trained_N.sum()
+                if not any(ctx.needs_input_grad):  # a validation
+                    continue
                 d_logits_ND = d_logits_ND.to(head_DH.dtype)
                 weight_N1 = (is_trained_N * weight_K[step])[:, None].to(head_DH.dtype)
                 d_states[step][rows] = (d_logits_ND @ head_DH) * weight_N1
