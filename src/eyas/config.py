@@ -172,6 +172,8 @@ class DraftConfig:
     """One RMSNorm for each captured state (excludes norm_before_fc)."""
     norm_output: bool = MISSING
     """Feed the normalised state, not the raw one, into the next step."""
+    sliding_window: int | None = MISSING
+    """How many positions attention sees, its own included; null: all."""
     trainable_head: bool = MISSING
     """Train the draft's head (as the EAGLE-3 authors do) or keep it as it starts: the verifier's rows, or `init`'s."""
     init: str | None = MISSING
@@ -183,6 +185,8 @@ class DraftConfig:
         at_least("draft.num_layers", self.num_layers, 1)
         if self.vocab_size is not None:
             at_least("draft.vocab_size", self.vocab_size, 1)
+        if self.sliding_window is not None:
+            at_least("draft.sliding_window", self.sliding_window, 16)
         if self.norm_before_fc and self.fc_norm:
             raise EyasError(
                 "draft.norm_before_fc and draft.fc_norm are both true: they exclude each other, set one to false"
@@ -208,6 +212,10 @@ class TrainingConfig:
     """Length in passes over the data; null: `max_steps` decides."""
     compute_dtype: Dtype = MISSING
     """Type of the forward and backward; master weights and optimizer stay float32."""
+    compile: bool = MISSING
+    """Compile what consists of many small operations (torch.compile): a minute at the start, less time per step."""
+    activation_checkpointing: bool = MISSING
+    """Compute the feed-forward network's activations again in the backward: less memory, more time."""
     clip_norm: float = MISSING
     log_every_n_steps: int = MISSING
     validate_every_n_steps: int = MISSING

@@ -64,6 +64,11 @@ class Run:
         return self.directory / "server.log"
 
     @property
+    def verifier_tokens(self) -> Path:
+        """What the verifier says at each target, as the training has found it (`eyas.data.verifier_tokens`)."""
+        return self.directory / "verifier_tokens.i32"
+
+    @property
     def window(self) -> Path:
         """Where states stand between a capture and the training beside it (`eyas.data.window`)."""
         return self.directory / "window"

@@ -27,6 +27,7 @@ GOOD: dict[Shape, dict[str, Any]] = {
     Shape.sharegpt: {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yo"}]},
     Shape.alpaca: {"instruction": "Hi", "input": "", "output": "Yo"},
     Shape.prompt_response: {"prompt": "Hi", "response": "Yo"},
+    Shape.prompts: {"turns": ["Hi", "And?"]},
     Shape.text: {"text": "Hi"},
     Shape.tokens: {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]},
 }
@@ -173,12 +174,12 @@ ROW_CLASSES: list[Callable[[random.Random, Any], bytes]] = [
 ]
 
 
-def outcome(path: Path, **changes: Any) -> tuple[str, Counter[str], int]:
+def outcome(path: Path, *, unanswered: bool = False, **changes: Any) -> tuple[str, Counter[str], int]:
     """(the refusal, the counts, how many rows came out), in time."""
     counts: Counter[str] = Counter()
     began, refusal, num_out = time.process_time(), "", 0
     try:
-        for example in read_conversations(data_config(path, **changes), counts):
+        for example in read_conversations(data_config(path, **changes), counts, unanswered=unanswered):
             num_out += 1
             assert example.where
     except EyasError as error:
@@ -201,6 +202,7 @@ def test_malformed_rows(make: Callable[[random.Random, Any], bytes], tmp_path: P
         file = tmp_path / f"{case}.json{'' if as_array else 'l'}"
         file.write_bytes(b"[" + b",".join([good, row, good]) + b"]" if as_array else b"\n".join([good, row, good]))
         options = {"shape": shape, "deduplicate": False, "max_row_bytes": 150_000, "drop_media": case % 2 == 0}
+        options["unanswered"] = shape is Shape.prompts
         refusal, counts, num_out = outcome(file, max_bad_rows=1, **options)
         if as_array and refusal:  # it may have broken the array
             assert "it is cut short, damaged" in refusal or "2 of" in refusal, (row, refusal)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from eyas.data.formats import RawRow, Reason, RowError
-from eyas.data.shapes import Conversation, Converter, Example, PlainText, Shape, TokenRow, detect_shape
+from eyas.data.shapes import ANSWER_TO_COME, Conversation, Converter, Example, PlainText, Shape, TokenRow, detect_shape
 from eyas.data.turns import Turns
 
 USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}
@@ -155,3 +155,38 @@ def test_tools() -> None:
 
 def test_half_a_surrogate_pair_is_no_text() -> None:
     assert refused({"messages": [USER, {**ANSWER, "content": "\ud800"}]}).reason is Reason.utf8
+
+
+TO_COME = {"role": "assistant", "content": ANSWER_TO_COME}
+QUESTIONS = [
+    pytest.param({"prompt": "Hi"}, [USER, TO_COME], id="prompt"),
+    pytest.param({"question_id": 81, "turns": ["Hi", "Hi"]}, [USER, TO_COME, USER, TO_COME], id="mt-bench"),
+    pytest.param({"prompt": [USER], "reference": None}, [USER, TO_COME], id="messages-of-a-prompt"),
+    pytest.param({"messages": [USER]}, [USER, TO_COME], id="messages"),
+    pytest.param(
+        {"instruction": "Hi", "system": "Be"}, [{"role": "system", "content": "Be"}, USER, TO_COME], id="system"
+    ),
+    pytest.param({"messages": [USER, ANSWER, USER]}, [USER, ANSWER, USER], id="answered-once"),
+]
+
+
+@pytest.mark.parametrize(("value", "expected"), QUESTIONS)
+def test_questions_without_answers(value: dict[str, Any], expected: list[dict[str, Any]]) -> None:
+    """They can be asked; where the answers are to be learnt, they are refused with the way out."""
+    shape = detect_shape(value)
+    assert shape is not None
+    example = Converter(shape, unanswered=True)(RawRow("here", value))
+    assert isinstance(example, Conversation)
+    assert example.messages == expected
+    if TO_COME in expected:
+        assert "let it answer: data.responses=regenerate" in refused(value, shape).detail
+
+
+@pytest.mark.parametrize(
+    "value", [{"turns": []}, {"messages": [{"role": "system", "content": "Be"}]}, {"turns": [None]}]
+)
+def test_nothing_to_answer(value: dict[str, Any]) -> None:
+    shape = detect_shape(value)
+    assert shape is not None
+    with pytest.raises(RowError):
+        Converter(shape, unanswered=True)(RawRow("here", value))

@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy, kl_div
 from transformers import DynamicCache
 
 from eyas.config import Loss
+from eyas.data.positions import shift
 from eyas.draft.model import Draft
-from eyas.draft.positions import shift
 from eyas.draft.unroll import Unrolled
 from eyas.verifier.teacher import Teacher
 
@@ -58,12 +58,15 @@ def naive_unroll(
     token_T = torch.tensor([ids.index(token) if token in ids else -1 for token in greedy])
     prefix_TT = (row.document_ids[:, None] == row.document_ids[None, :]).tril()
     own_TT = torch.eye(num_positions, dtype=torch.bool)
+    back_TT = torch.arange(num_positions)[:, None] - torch.arange(num_positions)
 
     hidden_TH = draft.fuse(row.hidden)
     reached_T = torch.ones(num_positions, dtype=torch.bool)
     sums: list[list[Tensor]] = []
     for step, _ in enumerate(weight_K):
-        mask = torch.cat([prefix_TT, *[own_TT] * step], dim=1)[None, None]
+        # At step k a row stands k positions further on, and the window with it.
+        in_window_TT = back_TT + step < (draft.window or num_positions + step)
+        mask = torch.cat([prefix_TT & in_window_TT, *[own_TT] * step], dim=1)[None, None]
         hidden_TH, normed_TH = draft.decode(
             shift(row.input_ids, 1 + step), hidden_TH, row.position_ids + step, mask, cache
         )

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eyas.config import DraftArchitecture, DraftConfig, DraftVocabulary
-from eyas.draft.loss import PositionLoss, kl
+from eyas.config import DraftArchitecture, DraftConfig, DraftVocabulary, Loss
+from eyas.data.positions import plan_unroll
+from eyas.draft.loss import PositionLoss, position_loss
 from eyas.draft.model import Draft, draft_config
-from eyas.draft.positions import plan_unroll
 from eyas.draft.shape import Shape
 from eyas.draft.unroll import Unrolled
 from eyas.verifier.facts import Arithmetic
 from eyas.verifier.schema import NormCast, NormKind, Target
-from eyas.verifier.teacher import Teacher
+from eyas.verifier.teacher import DraftTeacher, Teacher
 
 SHAPE = Shape(
     hidden_size=32,
@@ -42,6 +42,7 @@ def options(**changes: object) -> DraftConfig:
         "norm_before_fc": True,
         "fc_norm": False,
         "norm_output": True,
+        "sliding_window": None,
         "trainable_head": True,
         "init": None,
         "init_vocabulary": DraftVocabulary.keep,
@@ -86,19 +87,28 @@ class Documents:
         )
 
     def unroll(
-        self, draft: Draft, teacher: Teacher, loss: PositionLoss = kl, weights: Sequence[float] = (1, 1, 1)
+        self,
+        draft: Draft,
+        teacher: Teacher,
+        loss: Loss | PositionLoss = Loss.kl,
+        weights: Sequence[float] = (1, 1, 1),
+        targets_at_once: int = 16,
     ) -> Unrolled:
         whole = draft.needs_whole_first_step
-        plan = plan_unroll(self.loss_mask, self.document_ids, len(weights), whole_first_step=whole)
+        plan = plan_unroll(
+            self.loss_mask, self.document_ids, len(weights), whole_first_step=whole, targets_at_once=targets_at_once
+        )
+        of_draft = DraftTeacher(teacher, draft.draft_ids_D)
         last = self.last[plan.targets_J]
+        tokens = of_draft.token(last)
         unrolled: Unrolled = draft(
             input_ids_T=self.input_ids,
             hidden_TLH=self.hidden,
             position_ids_T=self.position_ids,
             plan=plan,
-            targets=lambda chosen: teacher.targets(last[chosen], draft.draft_ids_D),
-            loss=loss,
-            weight_K=weights,
+            targets=lambda chosen: of_draft.targets(last[chosen], tokens[chosen]),
+            loss=position_loss(loss) if isinstance(loss, Loss) else loss,
+            weight_K=torch.tensor(weights, dtype=self.hidden.dtype),
         )
         return unrolled
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from eyas.data.positions import Rows, plan_unroll
+from eyas.draft import attention
 from eyas.draft.attention import attend, flex_prefix, merge_own
-from eyas.draft.positions import Rows, plan_unroll
 
 NUM_HEADS, GROUPS, SIZE, SCALE = 2, 3, 8, 0.3
 
@@ -36,14 +37,23 @@ def states(rows: Rows, step: int) -> list[Tensor]:
     return [torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
 
-def visible(rows: Rows) -> Tensor:
+def visible(rows: Rows, reach: int | None) -> Tensor:
     same_NT = rows.document_T[rows.positions_N][:, None] == rows.document_T
-    return same_NT & (torch.arange(len(rows.document_T)) <= rows.positions_N[:, None])
+    back_NT = rows.positions_N[:, None] - torch.arange(len(rows.document_T))
+    return same_NT & (back_NT >= 0) & (back_NT < (reach or 1000))
 
 
-def dense(query: Tensor, key: Tensor, value: Tensor, own_key: Tensor, own_value: Tensor, rows: Rows) -> Tensor:
+def dense(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    own_key: Tensor,
+    own_value: Tensor,
+    rows: Rows,
+    reach: int | None = None,
+) -> Tensor:
     key, value, own_key, own_value = (it.repeat_interleave(GROUPS, -2) for it in (key, value, own_key, own_value))
-    prefix = torch.einsum("nqd,tqd->nqt", query, key).masked_fill(~visible(rows)[:, None], -torch.inf)
+    prefix = torch.einsum("nqd,tqd->nqt", query, key).masked_fill(~visible(rows, reach)[:, None], -torch.inf)
     weights = (torch.cat([prefix, torch.einsum("nqd,snqd->nqs", query, own_key)], -1) * SCALE).softmax(-1)
     seen = weights[..., : len(key)], weights[..., len(key) :]
     return torch.einsum("nqt,tqd->nqd", seen[0], value) + torch.einsum("nqs,snqd->nqd", seen[1], own_value)
@@ -52,18 +62,21 @@ def dense(query: Tensor, key: Tensor, value: Tensor, own_key: Tensor, own_value:
 def dense_prefix(query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     """(output, log-sum-exp) over the prefix alone."""
     key, value = (it.repeat_interleave(GROUPS, -2) for it in (key, value))
-    scores = torch.einsum("nqd,tqd->nqt", query, key).masked_fill(~visible(rows)[:, None], -torch.inf) * SCALE
+    scores = torch.einsum("nqd,tqd->nqt", query, key).masked_fill(~visible(rows, None)[:, None], -torch.inf) * SCALE
     return torch.einsum("nqt,tqd->nqd", scores.softmax(-1), value), scores.logsumexp(-1)
 
 
-CASES = [*itertools.product(MASKS, (0, 1, 3), (False, True))]
+CASES = [*itertools.product(MASKS, (0, 1, 3), (False, True), (None, 1, 6, 40))]
 
 
-@pytest.mark.parametrize(("name", "step", "whole"), CASES)
-def test_the_cpus_kernel_against_dense_masks(name: str, step: int, whole: bool) -> None:
+@pytest.mark.parametrize(("name", "step", "whole", "reach"), CASES)
+def test_the_cpus_kernel_against_dense_masks(
+    name: str, step: int, whole: bool, reach: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "WINDOWED_ROWS", 16)
     rows = rows_of(name, step, whole=whole)
     ours, theirs = states(rows, step), states(rows, step)
-    found, expected = attend(*ours, rows, SCALE), dense(*theirs, rows)
+    found, expected = attend(*ours, rows, SCALE, reach), dense(*theirs, rows, reach)
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
     gradient = torch.randn(expected.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     expected.backward(gradient)
@@ -73,14 +86,15 @@ def test_the_cpus_kernel_against_dense_masks(name: str, step: int, whole: bool) 
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize(("name", "step", "whole"), CASES)
-def test_flex_attention_against_dense_masks(name: str, step: int, whole: bool) -> None:
+@pytest.mark.parametrize(("name", "step", "whole", "reach"), CASES)
+def test_flex_attention_against_dense_masks(name: str, step: int, whole: bool, reach: int | None) -> None:
     """Forward alone: on a CPU it has no backward."""
     rows = rows_of(name, step, whole=whole)
     query, key, value, own_key, own_value = (tensor.detach() for tensor in states(rows, step))
-    prefix, lse = flex_prefix(query, key, value, rows, SCALE)
+    prefix, lse = flex_prefix(query, key, value, rows, SCALE, reach)
     found, _ = merge_own(query, prefix, lse, own_key, own_value, SCALE)
-    torch.testing.assert_close(found, dense(query, key, value, own_key, own_value, rows), rtol=1e-6, atol=1e-6)
+    expected = dense(query, key, value, own_key, own_value, rows, reach)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("step", [1, 3])

@@ -5,11 +5,10 @@ import torch
 from naive import NAIVE_LOSSES
 from torch import Tensor
 
-import eyas.draft.positions
 from eyas.config import Loss
+from eyas.data.positions import plan_unroll
 from eyas.draft.judge import judge
-from eyas.draft.loss import LOSSES
-from eyas.draft.positions import plan_unroll
+from eyas.draft.loss import LOSSES, Predicted, position_loss
 from eyas.verifier.teacher import Targets
 
 
@@ -28,7 +27,7 @@ def test_against_autograd(loss: Loss, sharpness: float) -> None:
     wanted = logits.clone().requires_grad_()
     expected = NAIVE_LOSSES[loss](wanted, log_probs, token)
     expected.sum().backward()
-    found, gradient = LOSSES[loss](logits.clone(), targets_of(log_probs, token))
+    found, gradient = LOSSES[loss](Predicted.of(logits.clone()), targets_of(log_probs, token))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     # Where both distributions are the same, min(p, q) has no gradient of its own: any between the two sides is one.
     alike = 1 if loss in (Loss.nla, Loss.lk_hybrid) else 0
@@ -37,11 +36,10 @@ def test_against_autograd(loss: Loss, sharpness: float) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 7, 1000])
 @pytest.mark.parametrize("loss", list(Loss))
-def test_chunks_add_up(loss: Loss, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eyas.draft.positions, "TARGETS_AT_ONCE", at_once)
+def test_chunks_add_up(loss: Loss, at_once: int) -> None:
     generator = torch.Generator().manual_seed(3)
     mask, documents = torch.rand(60, generator=generator) < 0.8, torch.arange(60) // 25
-    plan, weights = plan_unroll(mask, documents, 3), [1.0, 0.5, 0.25]
+    plan, weights = plan_unroll(mask, documents, 3, targets_at_once=at_once), torch.tensor([1.0, 0.5, 0.25])
     states = [
         torch.randn(len(rows.judged_M), 16, generator=generator, dtype=torch.float64, requires_grad=True)
         for rows in plan.steps
@@ -50,7 +48,10 @@ def test_chunks_add_up(loss: Loss, at_once: int, monkeypatch: pytest.MonkeyPatch
     teacher = torch.randn(len(plan.targets_J), 40, generator=generator, dtype=torch.float64)
     token = torch.where(teacher.argmax(-1) < 30, teacher.argmax(-1), -1)
     log_probs = teacher.log_softmax(-1)
-    judged = judge(states, head, lambda it: targets_of(log_probs[it], token[it]), plan, LOSSES[loss], weights)
+    judged = judge(
+        torch.cat(states), head, lambda it: targets_of(log_probs[it], token[it]), plan, position_loss(loss), weights
+    )
+    hits = judged.hit_R.split([len(state) for state in states])
     (3 * judged.loss).backward()
     found = [head.grad, *(state.grad for state in states)]
     head.grad, expected = None, head.new_zeros(())
@@ -63,7 +64,7 @@ def test_chunks_add_up(loss: Loss, at_once: int, monkeypatch: pytest.MonkeyPatch
         expected = expected + weights[step] * losses.sum()
         torch.testing.assert_close(judged.loss_K[step], losses.sum())
         assert judged.trained_K[step] == inside.sum()
-        assert torch.equal(judged.hits[step], logits.argmax(-1) == token[rows.target_M])
+        assert torch.equal(hits[step], logits.argmax(-1) == token[rows.target_M])
     torch.testing.assert_close(judged.loss, expected)
     (3 * expected).backward()
     for one, other in zip(found, [head.grad, *(state.grad for state in states)], strict=True):

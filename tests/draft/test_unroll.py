@@ -12,9 +12,9 @@ from speculators.models.eagle3 import Eagle3DraftModel
 from torch import Tensor
 
 from eyas.config import DraftArchitecture, Loss
-from eyas.draft.loss import LOSSES, kl
+from eyas.data.positions import answer_run, shift, supervised, target_positions
+from eyas.draft.loss import position_loss
 from eyas.draft.model import Draft
-from eyas.draft.positions import answer_run, shift, supervised, target_positions
 from eyas.verifier.teacher import Targets, Teacher
 
 
@@ -64,12 +64,12 @@ def test_equals_speculators_forward(
     draft.freeze(trainable_head=True)
     ours: list[Tensor] = []
 
-    def recording_kl(logits_ND: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
-        ours.append(logits_ND.clone())
-        return kl(logits_ND, targets)
+    def recording_kl(logits_ND: Tensor, targets: Targets) -> tuple[Tensor, Tensor, Tensor]:
+        ours.extend(logits_ND.clone().split([39, 38, 37]))
+        return position_loss(Loss.kl)(logits_ND, targets)
 
     # Their loss is the mean over a step's rows, ours the sum; with these weights they are the same.
-    unrolled = row.unroll(draft, teacher, loss=recording_kl, weights=[1 / 39, 1 / 38, 1 / 37])
+    unrolled = row.unroll(draft, teacher, loss=recording_kl, weights=[1 / 39, 1 / 38, 1 / 37], targets_at_once=100)
     our_loss = unrolled.loss
 
     assert torch.allclose(our_loss, loss, rtol=1e-5)
@@ -99,7 +99,12 @@ ROWS["several turns"].loss_mask[20] = False
 @pytest.mark.parametrize("loss", list(Loss))
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"num_layers": 2}, {"architecture": DraftArchitecture.qwen3, "norm_before_residual": False}],
+    [
+        {},
+        {"num_layers": 2},
+        {"architecture": DraftArchitecture.qwen3, "norm_before_residual": False, "sliding_window": 16},
+        {"sliding_window": 20},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("ids", [torch.arange(96), torch.arange(0, 96, 3)], ids=["all tokens", "every third"])
@@ -109,7 +114,7 @@ def test_equals_the_definition(kind: str, loss: Loss, changes: dict[str, Any], i
     naive.freeze(trainable_head=True)
     ours.freeze(trainable_head=True)
     expected = naive_unroll(row, naive, teacher, NAIVE_LOSSES[loss], weights)
-    found = row.unroll(ours, teacher, LOSSES[loss], weights)
+    found = row.unroll(ours, teacher, loss, weights)
     torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-5)
     for field in FIELDS:
         assert torch.allclose(getattr(found, field), getattr(expected, field), rtol=1e-5, atol=1e-5), field
@@ -117,6 +122,18 @@ def test_equals_the_definition(kind: str, loss: Loss, changes: dict[str, Any], i
     found.loss.backward()
     for (name, one), other in zip(ours.named_parameters(), naive.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_activations_made_again_are_the_same(num_layers: int, teacher: Teacher) -> None:
+    gradients = []
+    for recompute in (False, True):
+        draft = new_draft(num_layers=num_layers)
+        draft.freeze(trainable_head=True)
+        draft.recompute = recompute
+        ROWS["several turns"].unroll(draft, teacher).loss.backward()
+        gradients.append([parameter.grad for parameter in draft.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
 def test_targets_that_are_all_outside_the_draft_vocabulary(teacher: Teacher) -> None:

@@ -7,8 +7,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from eyas.capture.modules import find_modules
 from eyas.capture.tap import Tap
 from eyas.cli.compose import compose
+from eyas.data.positions import shift
 from eyas.draft.model import Draft, draft_config
-from eyas.draft.positions import shift
 from eyas.draft.shape import resolve_shape
 from eyas.evaluation.chain import CachedVerifier, Drafter, decode_plain, decode_speculatively
 from eyas.verifier.checkpoint import Checkpoint
@@ -24,8 +24,8 @@ def verifier(tiny_checkpoint: Checkpoint) -> CachedVerifier:
     return CachedVerifier(model, Tap(find_modules(model, config.verifier, 8), [2, 4, 5], config.verifier))
 
 
-def draft(checkpoint: Checkpoint) -> Draft:
-    config = compose(["verifier=tiny_llama"], [])
+def draft(checkpoint: Checkpoint, *overrides: str) -> Draft:
+    config = compose(["verifier=tiny_llama", *overrides], [])
     facts = resolve(config.verifier, checkpoint)
     shape = resolve_shape(config, facts)
     torch.manual_seed(0)
@@ -84,17 +84,22 @@ def test_a_stop_token_ends_both_at_the_same_place(verifier: CachedVerifier, tiny
     assert plain.tokens[-1] == stop
 
 
-def test_the_chain_sees_what_the_unroll_trained_on(verifier: CachedVerifier, tiny_checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("window", [None, 16])
+def test_the_chain_sees_what_the_unroll_trained_on(
+    verifier: CachedVerifier, tiny_checkpoint: Checkpoint, window: int | None
+) -> None:
     """The same tokens through the chain with its cache and through the unroll: the same states, to 1e-5."""
     tokens = torch.randint(0, 250, (24,), generator=torch.Generator().manual_seed(3)).tolist()
     _, hidden = verifier.read(tokens)
-    unrolled, chained = draft(tiny_checkpoint), draft(tiny_checkpoint)
+    windowed = f"draft.sliding_window={'null' if window is None else window}"
+    unrolled, chained = draft(tiny_checkpoint, windowed), draft(tiny_checkpoint, windowed)
     ids, positions = torch.tensor(tokens), torch.arange(24)
-    prefix, own = torch.ones(24, 24, dtype=torch.bool).tril(), torch.eye(24, dtype=torch.bool)
+    back = torch.arange(24)[:, None] - torch.arange(24)
     with torch.no_grad():
         cache, state, rows = DynamicCache(), unrolled.fuse(hidden), []
         for step in range(K):
-            mask = torch.cat([prefix, *[own] * step], dim=1)[None, None]
+            seen = (back >= 0) & (back + step < (window or 100))
+            mask = torch.cat([seen, *[back == 0] * step], dim=1)[None, None]
             state, normed = unrolled.decode(shift(ids, 1 + step), state, positions + step, mask, cache)
             rows.append(normed)
         for i in (0, 5, 20):

@@ -11,9 +11,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from eyas.config import Config, Dtype, Loss
 from eyas.data.loader import PackedRow
+from eyas.data.positions import plan_unroll
 from eyas.draft import loss
 from eyas.training.module import DraftTraining
-from eyas.verifier.teacher import Targets
+from eyas.verifier.teacher import DraftTeacher, Targets
 
 
 @pytest.fixture
@@ -23,16 +24,27 @@ def process_group(tmp_path: Path) -> Iterator[None]:
     distributed.destroy_process_group()
 
 
+def packed(row: Documents, num_steps: int) -> PackedRow:
+    return PackedRow(
+        number=0,
+        input_ids_T=row.input_ids,
+        position_ids_T=row.position_ids,
+        states_TLH=torch.cat([row.hidden, row.last[:, None]], dim=1),
+        unroll=plan_unroll(row.loss_mask, row.document_ids, num_steps),
+        token_J=None,
+    )
+
+
 @pytest.mark.usefixtures("process_group")
 def test_bfloat16_computes_the_draft_and_not_the_teacher(
     tiny: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[bool, bool]] = []
 
-    def recording(logits_ND: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
-        assert logits_ND.dtype is targets.probs_ND.dtype is torch.float32
-        seen.append(tuple(bool((it == it.bfloat16()).all()) for it in (logits_ND, targets.probs_ND)))  # type: ignore[arg-type]
-        return loss.kl(logits_ND, targets)
+    def recording(predicted: loss.Predicted, targets: Targets) -> tuple[Tensor, Tensor]:
+        assert predicted.logits_ND.dtype is targets.probs_ND.dtype is torch.float32
+        seen.append(tuple(bool((it == it.bfloat16()).all()) for it in (predicted.logits_ND, targets.probs_ND)))  # type: ignore[arg-type]
+        return loss.kl(predicted, targets)
 
     monkeypatch.setitem(loss.LOSSES, Loss.kl, recording)
     training = tiny().training
@@ -40,20 +52,11 @@ def test_bfloat16_computes_the_draft_and_not_the_teacher(
     draft = new_draft()
     draft.freeze(trainable_head=True)
     teacher = rms_teacher(torch.ones(32), torch.randn(96, 32) * 0.3, 1e-5)
-    module = DraftTraining(draft, teacher, training, torch.optim.SGD, torch.optim.SGD)
+    module = DraftTraining(draft, DraftTeacher(teacher, draft.draft_ids_D), training, torch.optim.SGD, torch.optim.SGD)
     module._device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data_parallel",))
     module.configure_model()
-    documents = Documents.random((20, 3))
-    row = PackedRow(
-        documents.input_ids,
-        documents.loss_mask,
-        documents.document_ids,
-        documents.position_ids,
-        documents.hidden,
-        documents.last,
-    )
-    unrolled = module.unroll(row)
+    unrolled = module.unroll(packed(Documents.random((20, 3)), training.unroll_steps))
     unrolled.loss.backward()
-    assert seen == [(True, False)] * 3, "logits are products in bfloat16, the teacher's distribution is not rounded"
+    assert seen == [(True, False)], "logits are products in bfloat16, the teacher's distribution is not rounded"
     assert unrolled.loss_K.dtype is torch.float32
     assert all(parameter.grad.dtype is torch.float32 for parameter in draft.parameters())

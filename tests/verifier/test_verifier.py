@@ -14,7 +14,7 @@ from eyas.cli.compose import compose
 from eyas.errors import EyasError
 from eyas.verifier.checkpoint import Checkpoint
 from eyas.verifier.facts import resolve
-from eyas.verifier.teacher import Teacher
+from eyas.verifier.teacher import DraftTeacher, Teacher
 from eyas.verifier.tokenizer import tokenizer_identity
 
 
@@ -50,7 +50,8 @@ def test_targets_are_restricted_renormalised_and_searched_in_the_whole_vocabular
         torch.randn(50, 8),
         torch.tensor([1, 5, 7, 19]),
     )
-    targets = teacher.targets(states, ids)
+    of_draft = DraftTeacher(teacher, ids)
+    targets = of_draft.targets(states, of_draft.token(states))
     logits = teacher(states)
     for position in range(50):
         expected = logits[position, ids].softmax(-1)

@@ -35,11 +35,14 @@ def reading_identity(source: SourceConfig) -> dict[str, Any]:
     }
 
 
-def read_conversations(source: SourceConfig, counts: Counter[str]) -> Iterator[Example]:
+def read_conversations(source: SourceConfig, counts: Counter[str], *, unanswered: bool = False) -> Iterator[Example]:
     """Yield the source's conversations in order.
 
     `counts` gets `rows`, `bad_rows` and `bad_rows_<reason>`, `leading_answers_dropped`, `media_parts_dropped`;
     rows = yielded + bad_rows.
+
+    Args:
+        unanswered: Rows may be questions alone; `ANSWER_TO_COME` stands for each answer.
 
     Raises:
         EyasError: nothing to read, an unclear shape, or more bad rows than data.max_bad_rows.
@@ -47,7 +50,7 @@ def read_conversations(source: SourceConfig, counts: Counter[str]) -> Iterator[E
     rows = raw_rows(find_source(source), source.max_row_bytes)
     head, shape = _detect(rows, source)
     bad = _BadRows(source, counts)
-    convert = Converter(shape, source.columns, Turns(source.drop_media, counts))
+    convert = Converter(shape, source.columns, Turns(source.drop_media, counts), unanswered)
     for row in chain(head, rows):
         bad.num_rows += 1
         counts["rows"] += 1
@@ -90,6 +93,8 @@ def _detect(rows: Iterator[RawRow | BadRow], source: SourceConfig) -> tuple[list
         # A file that begins with bad rows is read on, so far as they may be bad, and then some.
         if num_good == ROWS_TO_DETECT or len(head) == 8 * ROWS_TO_DETECT:
             break
+    if len(found) > 1:
+        found.pop(Shape.prompts, None)  # rows of another shape that lack their answer
     if len(found) > 1:
         places = ", ".join(f"{shape.name} ({where})" for shape, where in found.items())
         raise EyasError(

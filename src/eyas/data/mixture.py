@@ -44,7 +44,7 @@ def split_identity(data: DataConfig) -> dict[str, Any]:
     return {key: getattr(data, key) for key in ("deduplicate", "held_out", "max_held_out")}
 
 
-def deal(data: DataConfig, counts: Counter[str]) -> Iterator[Dealt]:
+def deal(data: DataConfig, counts: Counter[str], *, unanswered: bool = False) -> Iterator[Dealt]:
     """The examples of all sources, without those that are not to be used.
 
     An example whose opening (what is asked before the first answer) is that of a held-out one is never trained on.
@@ -58,7 +58,7 @@ def deal(data: DataConfig, counts: Counter[str]) -> Iterator[Dealt]:
     held_out_openings: set[bytes] = set()
     by_share = data.held_out < 1
     num_held_out = 0
-    examples = mixed(data, counts)
+    examples = mixed(data, counts, unanswered=unanswered)
     for position, (name, example) in enumerate(_unique(examples, counts) if data.deduplicate else examples):
         opening = _digest(_opening(example))
         is_held_out = _fraction(opening) < data.held_out if by_share else position < data.held_out
@@ -76,12 +76,12 @@ def deal(data: DataConfig, counts: Counter[str]) -> Iterator[Dealt]:
         yield Dealt(example, name, is_held_out)
 
 
-def mixed(data: DataConfig, counts: Counter[str]) -> Iterator[tuple[str, Example]]:
+def mixed(data: DataConfig, counts: Counter[str], *, unanswered: bool = False) -> Iterator[tuple[str, Example]]:
     """(source, example): one source after the other or, where they have weights, the one that is furthest behind its share.
 
     The first weighted source that is used up ends it: beyond that the proportions could not be kept.
     """
-    streams = {name: _taken(source, data.seed, counts) for name, source in data.sources.items()}
+    streams = {name: _taken(source, data.seed, counts, unanswered) for name, source in data.sources.items()}
     weights = {name: source.weight for name, source in data.sources.items() if source.weight is not None}
     if not data.mixture or not weights:
         for name, stream in streams.items():
@@ -110,10 +110,10 @@ def _unique(examples: Iterator[tuple[str, Example]], counts: Counter[str]) -> It
             yield name, example
 
 
-def _taken(source: SourceConfig, seed: int, counts: Counter[str]) -> Iterator[Example]:
+def _taken(source: SourceConfig, seed: int, counts: Counter[str], unanswered: bool) -> Iterator[Example]:
     """The conversations of one source that its `sample` and `max_conversations` let through."""
     taken = 0
-    for example in read_conversations(source, counts):
+    for example in read_conversations(source, counts, unanswered=unanswered):
         if taken == source.max_conversations:
             return
         if source.sample < 1 and _fraction(_digest([seed, _content(example)])) >= source.sample:

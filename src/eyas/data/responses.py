@@ -96,7 +96,7 @@ def generate(config: Config) -> None:
 
 def _parts(config: Config, counts: Counter[str]) -> Iterator[list[Talk]]:
     """The conversations, each as often as it is sampled, in shards."""
-    examples = (example for _, example in mixed(config.data, counts))
+    examples = (example for _, example in mixed(config.data, counts, unanswered=True))
     number = 0
     while part := list(islice(examples, CONVERSATIONS_PER_SHARD)):
         talks = []

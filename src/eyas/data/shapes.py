@@ -20,6 +20,7 @@ class Shape(Enum):
     sharegpt = "sharegpt"
     alpaca = "alpaca"
     prompt_response = "prompt_response"
+    prompts = "prompts"
     text = "text"
     tokens = "tokens"
 
@@ -68,6 +69,7 @@ FIELDS: dict[Shape, dict[str, tuple[str, ...]]] = {
         "response": ("response", "completion", "answer"),
         **_TALK,
     },
+    Shape.prompts: {"prompts": ("turns", "prompts", "prompt", "question", "query", "instruction"), **_TALK},
     Shape.text: {"text": ("text",)},
     Shape.tokens: {"input_ids": ("input_ids",), "loss_mask": ("loss_mask",)},
 }
@@ -76,9 +78,13 @@ _NEEDED = {
     Shape.sharegpt: ("conversations",),
     Shape.alpaca: ("instruction", "output"),
     Shape.prompt_response: ("prompt", "response"),
+    Shape.prompts: ("prompts",),
     Shape.text: ("text",),
     Shape.tokens: ("input_ids",),
 }
+
+ANSWER_TO_COME = "(to be answered)"
+"""Stands where the verifier will answer, in a row that asks and is not answered."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,8 @@ class Converter:
     columns: Mapping[str, str] = field(default_factory=dict)
     """Our field -> their column, where the names differ."""
     turns: Turns = field(default_factory=Turns)
+    unanswered: bool = False
+    """Rows may ask and not be answered: `ANSWER_TO_COME` stands for each answer."""
 
     def __call__(self, row: RawRow) -> Example:
         """Convert a row.
@@ -114,6 +122,8 @@ class Converter:
     def _turns(self, values: dict[str, Any]) -> list[dict[str, Any]]:
         if self.shape in (Shape.messages, Shape.sharegpt):
             return self.turns.messages(values[_NEEDED[self.shape][0]])
+        if self.shape is Shape.prompts:
+            return self._asked(values["prompts"])
         if self.shape is Shape.alpaca:
             question, extra = text_of(values["instruction"], "instruction"), values.get("input")
             if extra is not None and text_of(extra, "input").strip():
@@ -132,15 +142,25 @@ class Converter:
             )
         return messages
 
+    def _asked(self, prompts: Any) -> list[dict[str, Any]]:
+        """A question, several in turn (as MT-Bench has them), or the messages up to one."""
+        if isinstance(prompts, list) and prompts and not isinstance(prompts[0], str):
+            return self.turns.messages(prompts)
+        several = prompts if isinstance(prompts, list) else [prompts]
+        return [{"role": "user", "content": text_of(it, "prompts")} for it in several]
+
     def _opened_by_user(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         first = next((index for index, message in enumerate(messages) if message["role"] != "system"), len(messages))
         asked = next((i for i in range(first, len(messages)) if messages[i]["role"] != "assistant"), len(messages))
         kept = messages[:first] + messages[asked:]
         if all(message["role"] != "assistant" for message in kept):
-            raise RowError(
-                Reason.no_answer,
-                "no assistant turn after a user's, so nothing to learn from; remove the row or add the verifier's answer",
-            )
+            if not self.unanswered or asked == len(messages):
+                raise RowError(
+                    Reason.no_answer,
+                    "no assistant turn after a user's, so nothing to learn from; remove the row, add the verifier's answer, or "
+                    "let it answer: data.responses=regenerate",
+                )
+            kept = _to_be_answered(kept)
         self.turns.counts["leading_answers_dropped"] += asked - first
         return kept
 
@@ -151,6 +171,12 @@ def _with_system(text: str, messages: list[dict[str, Any]]) -> list[dict[str, An
     if messages[0]["content"] != text:
         raise RowError(Reason.turns, "the system prompt in its column differs from the one in the turns; keep one")
     return messages
+
+
+def _to_be_answered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With an answer to come after each question."""
+    answer = {"role": "assistant", "content": ANSWER_TO_COME}
+    return [it for message in messages for it in ((message, answer) if message["role"] == "user" else (message,))]
 
 
 def detect_shape(value: Any, columns: Mapping[str, str] | None = None) -> Shape | None:
@@ -170,6 +196,8 @@ def detect_shape(value: Any, columns: Mapping[str, str] | None = None) -> Shape 
         talks = [value[_column(value, shape, _NEEDED[shape][0], columns or {})] for shape in found[:2]]
         if talks[0] == talks[1]:
             del found[1]
+    if len(found) > 1 and Shape.prompts in found:  # a question, beside what says more
+        found.remove(Shape.prompts)
     if len(found) > 1:
         raise RowError(
             Reason.columns,

@@ -4,13 +4,14 @@ Step k attends, inside its document, to the keys of step 0 up to its own positio
 1..k. The prefix is causal attention, for which there are kernels; the rest is k scores per row. Two softmaxes over parts of the
 keys are one over all of them when each part is weighted by its share of the sum, which the log-sum-exp tells (ring attention
 merges its blocks so). Backwards, a kernel that is given the *merged* output and log-sum-exp returns exactly its part of the
-gradient: there is no mask, and nothing that grows with T x T.
+gradient: there is no mask, and nothing that grows with T x T. With a sliding window a row's prefix is its last `reach` positions.
 
 Shapes: T positions of the packed row, N rows of a step, s own keys of each row, h key-value heads, q query heads, d head
 dimension.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -18,7 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
-from eyas.draft.positions import Rows, Span
+from eyas.data.positions import Rows, Span
+
+WINDOWED_ROWS = 256
+"""Rows that share a mask where there is a window."""
 
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -32,14 +36,15 @@ def attend(
     own_value_sNhd: Tensor,
     rows: Rows,
     scale: float,
+    reach: int | None = None,
 ) -> Tensor:
-    """What each row sees [N, q, d]."""
+    """What each row sees [N, q, d]. `reach`: how many positions of its prefix, itself included; None: all."""
     if query_Nqd.device.type == "cpu":
         output_Nqd: Tensor = _CpuAttention.apply(  # type: ignore[no-untyped-call]
-            query_Nqd, key_Thd, value_Thd, own_key_sNhd, own_value_sNhd, rows.spans, scale
+            query_Nqd, key_Thd, value_Thd, own_key_sNhd, own_value_sNhd, rows.spans, scale, reach
         )
         return output_Nqd
-    prefix_Nqd, lse_Nq = flex_prefix(query_Nqd, key_Thd, value_Thd, rows, scale)
+    prefix_Nqd, lse_Nq = flex_prefix(query_Nqd, key_Thd, value_Thd, rows, scale, reach)
     return merge_own(query_Nqd, prefix_Nqd, lse_Nq, own_key_sNhd, own_value_sNhd, scale)[0]
 
 
@@ -88,13 +93,14 @@ class _CpuAttention(torch.autograd.Function):
         own_value_sNhd: Tensor,
         spans: tuple[Span, ...],
         scale: float,
+        reach: int | None,
     ) -> Tensor:
         prefix_Nqd = torch.empty_like(query_Nqd)
         lse_Nq = query_Nqd.new_empty(query_Nqd.shape[:2], dtype=torch.promote_types(query_Nqd.dtype, torch.float32))
-        for span in spans:
+        for span, keys_of_span in _blocks(spans, reach):
             parts = [
-                _FLASH(*_states(span, keys, query_Nqd, key_Thd, value_Thd), 0.0, causal, scale=scale)
-                for keys, causal in _parts(span)
+                _FLASH(*_states(span, keys, query_Nqd, key_Thd, value_Thd), **keys.how(query_Nqd, scale))
+                for keys in keys_of_span
             ]
             output, lse = parts[0]
             for more, more_lse in parts[1:]:
@@ -104,7 +110,7 @@ class _CpuAttention(torch.autograd.Function):
             prefix_Nqd[span.rows], lse_Nq[span.rows] = output[0].transpose(0, 1), lse[0].T
         output_Nqd, lse_Nq = merge_own(query_Nqd, prefix_Nqd, lse_Nq, own_key_sNhd, own_value_sNhd, scale)
         ctx.save_for_backward(query_Nqd, key_Thd, value_Thd, own_key_sNhd, own_value_sNhd, output_Nqd, lse_Nq)
-        ctx.spans, ctx.scale = spans, scale
+        ctx.spans, ctx.scale, ctx.reach = spans, scale, reach
         return output_Nqd
 
     @staticmethod
@@ -112,16 +118,16 @@ class _CpuAttention(torch.autograd.Function):
         query_Nqd, key_Thd, value_Thd, own_key_sNhd, own_value_sNhd, output_Nqd, lse_Nq = ctx.saved_tensors
         d_query_Nqd = torch.zeros_like(query_Nqd)
         d_key_Thd, d_value_Thd = torch.zeros_like(key_Thd), torch.zeros_like(value_Thd)
-        for span in ctx.spans:
+        for span, keys_of_span in _blocks(ctx.spans, ctx.reach):
             rows = span.rows
             d_output, output = (it[rows].transpose(0, 1)[None] for it in (d_output_Nqd, output_Nqd))
             lse = lse_Nq[rows].T[None]
-            for keys, causal in _parts(span):
-                states = _states(span, keys, query_Nqd, key_Thd, value_Thd)
-                d_query, d_key, d_value = _FLASH_BACKWARD(d_output, *states, output, lse, 0.0, causal, scale=ctx.scale)
+            for keys in keys_of_span:
+                states, how = _states(span, keys, query_Nqd, key_Thd, value_Thd), keys.how(query_Nqd, ctx.scale)
+                d_query, d_key, d_value = _FLASH_BACKWARD(d_output, *states, output, lse, **how)
                 d_query_Nqd[rows] += d_query[0].transpose(0, 1)
-                d_key_Thd[keys] += d_key[0].transpose(0, 1)
-                d_value_Thd[keys] += d_value[0].transpose(0, 1)
+                d_key_Thd[keys.positions] += d_key[0].transpose(0, 1)
+                d_value_Thd[keys.positions] += d_value[0].transpose(0, 1)
         d_own_key_sNhd, d_own_value_sNhd = torch.empty_like(own_key_sNhd), torch.empty_like(own_value_sNhd)
         if len(own_key_sNhd):
             num_heads = own_key_sNhd.shape[2]
@@ -134,23 +140,49 @@ class _CpuAttention(torch.autograd.Function):
                 d_query_Nqd += d_score_Nq[..., None] * key_Nqd
                 d_own_key_sNhd[index] = _over_queries(d_score_Nq[..., None] * query_Nqd, num_heads)
                 d_own_value_sNhd[index] = _over_queries(weight_Nq[..., None] * d_output_Nqd, num_heads)
-        return d_query_Nqd, d_key_Thd, d_value_Thd, d_own_key_sNhd, d_own_value_sNhd, None, None
+        return d_query_Nqd, d_key_Thd, d_value_Thd, d_own_key_sNhd, d_own_value_sNhd, None, None, None
 
 
-def _parts(span: Span) -> Iterator[tuple[slice, bool]]:
-    """(keys, whether causal): beside the rows themselves, and before the first of them."""
-    yield slice(span.start, span.stop), True
-    if span.document < span.start:
-        yield slice(span.document, span.start), False
+@dataclass(frozen=True)
+class _Keys:
+    """Keys side by side, and which of them each of some rows sees: all, those up to its own, or what the mask says."""
+
+    positions: slice
+    causal: bool = False
+    sees: Tensor | None = None
+
+    def how(self, query_Nqd: Tensor, scale: float) -> dict[str, Any]:
+        """The kernel's arguments."""
+        mask = None
+        if self.sees is not None:
+            mask = query_Nqd.new_zeros(self.sees.shape).masked_fill_(~self.sees, -torch.inf)[None, None]
+        return {"dropout_p": 0.0, "is_causal": self.causal, "attn_mask": mask, "scale": scale}
 
 
-def _states(span: Span, keys: slice, query_Nqd: Tensor, key_Thd: Tensor, value_Thd: Tensor) -> tuple[Tensor, ...]:
+def _blocks(spans: tuple[Span, ...], reach: int | None) -> Iterator[tuple[Span, list[_Keys]]]:
+    """Rows that go through the kernel together, with the keys that they see."""
+    for span in spans:
+        if reach is None:
+            before = slice(span.document, span.start)
+            beside = _Keys(slice(span.start, span.stop), causal=True)
+            yield span, [beside, _Keys(before)] if before.start < before.stop else [beside]
+            continue
+        for start in range(span.start, span.stop, WINDOWED_ROWS):
+            stop = min(start + WINDOWED_ROWS, span.stop)
+            keys = slice(max(span.document, start - reach + 1), stop)
+            back = torch.arange(start, stop)[:, None] - torch.arange(keys.start, keys.stop)
+            block = Span(span.document, start, stop, span.first + start - span.start)
+            yield block, [_Keys(keys, sees=(back >= 0) & (back < reach))]
+
+
+def _states(span: Span, keys: _Keys, query_Nqd: Tensor, key_Thd: Tensor, value_Thd: Tensor) -> tuple[Tensor, ...]:
     """Queries, keys and values as the kernel takes them [1, heads, length, d]."""
-    return tuple(it.transpose(0, 1)[None] for it in (query_Nqd[span.rows], key_Thd[keys], value_Thd[keys]))
+    chosen = (query_Nqd[span.rows], key_Thd[keys.positions], value_Thd[keys.positions])
+    return tuple(it.transpose(0, 1)[None] for it in chosen)
 
 
 def flex_prefix(
-    query_Nqd: Tensor, key_Thd: Tensor, value_Thd: Tensor, rows: Rows, scale: float
+    query_Nqd: Tensor, key_Thd: Tensor, value_Thd: Tensor, rows: Rows, scale: float, reach: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """(output [N, q, d], log-sum-exp [N, q]) over the prefix, by FlexAttention: on a GPU one compiled kernel."""
     positions_N, document_T = rows.positions_N, rows.document_T
@@ -158,7 +190,8 @@ def flex_prefix(
         return query_Nqd, query_Nqd.new_empty(query_Nqd.shape[:2], dtype=torch.float32)
 
     def sees(_: Tensor, __: Tensor, row: Tensor, key: Tensor) -> Tensor:
-        return (document_T[positions_N[row]] == document_T[key]) & (key <= positions_N[row])
+        seen = (document_T[positions_N[row]] == document_T[key]) & (key <= positions_N[row])
+        return seen if reach is None else seen & (key > positions_N[row] - reach)
 
     device = query_Nqd.device
     mask = create_block_mask(sees, None, None, len(query_Nqd), len(key_Thd), device=device)

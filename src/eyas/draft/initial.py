@@ -61,9 +61,11 @@ def initial_draft(config: Config, shape: Shape) -> InitialDraft:
 
     found: dict[str, Any] = dict(stored.flags)
     found["layer_ids"] = stored.layer_ids or shape.layer_ids
+    found["sliding_window"] = stored.sliding_window
     found["verifier vocabulary"] = stored.verifier_vocab_size
     wanted: dict[str, Any] = {flag: getattr(config.draft, flag) for flag in stored.flags}
     wanted |= {"layer_ids": shape.layer_ids, "verifier vocabulary": shape.verifier_vocab_size}
+    wanted["sliding_window"] = config.draft.sliding_window
     for key in ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim"):
         found[key], wanted[key] = stored.layer.get(key, getattr(shape, key)), getattr(shape, key)
     if keep:

@@ -8,25 +8,37 @@ Shapes: T positions of the packed row, N rows of a step, s own keys of each row,
 dimension, H hidden size.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
 from transformers.models.llama.modeling_llama import rotate_half
 
+from eyas.data.positions import Rows
 from eyas.draft.attention import attend
-from eyas.draft.positions import Rows
 
 Rotary = tuple[Tensor, Tensor]
 """Cosine and sine of some positions [N, 1, d]."""
 
 
+@dataclass(frozen=True)
+class Unrolling:
+    """What all layers do alike."""
+
+    window: int | None = None
+    """How many positions attention sees, its own included; None: all."""
+    recompute: bool = False
+    """Make the feed-forward network's activations again in the backward: most of what a step keeps is theirs."""
+
+
 class UnrolledLayer:
     """One layer through one unroll."""
 
-    def __init__(self, layer: Any) -> None:
-        self.layer, self.attention = layer, layer.self_attn
+    def __init__(self, layer: Any, how: Unrolling) -> None:
+        self.layer, self.attention, self.how = layer, layer.self_attn, how
         self.key_Thd: Tensor
         self.value_Thd: Tensor
         """Of step 0."""
@@ -55,10 +67,18 @@ class UnrolledLayer:
             self.own_value_sNhd,
             rows,
             self.attention.scaling,
+            # What is served stands `step` positions further on, and its own guesses are in the window too.
+            None if self.how.window is None else self.how.window - step,
         )
         output_NH: Tensor = residual + self.attention.o_proj(seen_Nqd.flatten(1))
-        mixed_NH: Tensor = self.layer.mlp(self.layer.post_attention_layernorm(output_NH))
-        return output_NH + mixed_NH
+        if self.how.recompute:
+            again_NH: Tensor = checkpoint(self.fed_forward, output_NH, use_reentrant=False)
+            return output_NH + again_NH
+        return output_NH + self.fed_forward(output_NH)
+
+    def fed_forward(self, state_NH: Tensor) -> Tensor:
+        mixed_NH: Tensor = self.layer.mlp(self.layer.post_attention_layernorm(state_NH))
+        return mixed_NH
 
     def normed(self, state: Tensor) -> tuple[Tensor, Tensor]:
         """(what is projected, what the output is added to)."""
@@ -87,15 +107,18 @@ class UnrolledLayer:
 class FirstUnrolledLayer(UnrolledLayer):
     """The layer that reads tokens beside states: position i at step k reads the token at i+1+k."""
 
-    def __init__(self, layer: Any, token_state_TH: Tensor, rows: Rows) -> None:
+    def __init__(self, layer: Any, how: Unrolling, token_state_TH: Tensor, rows: Rows) -> None:
         """`token_state_TH`: the embedding of the token after each position; `rows`: those of step 0."""
-        super().__init__(layer)
+        super().__init__(layer, how)
         token_TH = layer.input_layernorm(token_state_TH)
         size = token_TH.shape[1]
-        self.token_query = linear(token_TH[rows.positions_N], self.attention.q_proj.weight[:, :size])
+        query, key, value = self.attention.q_proj, self.attention.k_proj, self.attention.v_proj
+        # Split once: the gradients of the halves are put together once.
+        of_token, self.of_hidden = zip(*(it.weight.split(size, dim=1) for it in (query, key, value)), strict=True)
+        self.token_query = linear(token_TH[rows.positions_N], of_token[0], query.bias)
         self.token_key, self.token_value = (
-            linear(token_TH, projection.weight[:, :size])
-            for projection in (self.attention.k_proj, self.attention.v_proj)
+            linear(token_TH, of_token[1], key.bias),
+            linear(token_TH, of_token[2], value.bias),
         )
 
     def normed(self, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,17 +126,10 @@ class FirstUnrolledLayer(UnrolledLayer):
         return normed, normed if self.layer.norm_before_residual else state
 
     def queries(self, normed_NH: Tensor, rows: Rows) -> Tensor:
-        return self.token_query[rows.ahead_N] + _hidden_half(self.attention.q_proj, normed_NH)
+        return self.token_query[rows.ahead_N] + linear(normed_NH, self.of_hidden[0])
 
     def keys_and_values(self, normed: Tensor, rows: Rows, step: int) -> tuple[Tensor, Tensor]:
         token_key, token_value = (
             it if step == 0 else it[rows.positions_N + step] for it in (self.token_key, self.token_value)
         )
-        return (
-            token_key + _hidden_half(self.attention.k_proj, normed),
-            token_value + _hidden_half(self.attention.v_proj, normed),
-        )
-
-
-def _hidden_half(projection: nn.Linear, normed: Tensor) -> Tensor:
-    return linear(normed, projection.weight[:, normed.shape[1] :], projection.bias)
+        return token_key + linear(normed, self.of_hidden[1]), token_value + linear(normed, self.of_hidden[2])

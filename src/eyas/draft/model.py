@@ -5,7 +5,7 @@ teacher is not part of the draft, what is frozen is held outside the module tree
 parameters), and `forward` is the unroll of `draft/unroll.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ from torch.nn.functional import embedding, linear
 from transformers import DynamicCache, LlamaConfig, PretrainedConfig, Qwen3Config
 
 from eyas.config import DraftArchitecture, DraftConfig
+from eyas.data.positions import Rows, UnrollPlan, shift
 from eyas.draft.judge import Judged, judge
-from eyas.draft.layers import FirstUnrolledLayer, UnrolledLayer
+from eyas.draft.layers import FirstUnrolledLayer, UnrolledLayer, Unrolling
 from eyas.draft.loss import PositionLoss
-from eyas.draft.positions import Rows, UnrollPlan, shift
 from eyas.draft.shape import Shape
 from eyas.draft.unroll import Unrolled, unroll
 from eyas.draft.vocabulary import to_mappings
@@ -39,6 +39,14 @@ class Draft(Eagle3DraftModel):
         self.draft_ids_D = draft_ids_D
         self.load_vocab_mappings(*reversed(to_mappings(draft_ids_D, config.transformer_layer_config.vocab_size)))
         self.frozen: dict[str, Tensor] = {}
+        self.recompute = False
+        """Whether training makes activations again in the backward, instead of keeping them."""
+
+    @property
+    def window(self) -> int | None:
+        """How many positions attention sees, its own included; None: all."""
+        window: int | None = self.sliding_window if self.uses_sliding_window_attn else None
+        return window
 
     def freeze(self, *, trainable_head: bool) -> None:
         """Take what isn't trained out of the module tree; `attach` puts it back."""
@@ -60,6 +68,14 @@ class Draft(Eagle3DraftModel):
             setattr(self, name, module)
         self.frozen = {}
 
+    def compile_parts(self) -> None:
+        """Compile what consists of many small operations, in place: norms and feed-forward networks."""
+        for layer in self.layers:
+            for name, part in layer.named_children():
+                if name != "self_attn":
+                    part.compile(dynamic=True)
+        self.norm.compile(dynamic=True)
+
     def move_frozen(self, device: torch.device, dtype: torch.dtype) -> None:
         """Modules move with the model; what is outside the tree is moved here, in the type it is used in."""
         self.frozen = {name: weight.to(device, dtype) for name, weight in self.frozen.items()}
@@ -74,12 +90,13 @@ class Draft(Eagle3DraftModel):
         plan: UnrollPlan,
         targets: Callable[[slice], Targets],
         loss: PositionLoss,
-        weight_K: Sequence[float],
+        weight_K: Tensor,
     ) -> Unrolled:
         """Unroll over one packed row (see `draft/unroll.py`); `targets` are the teacher's for a slice of the plan's."""
         token_TH = embedding(shift(input_ids_T, 1), self._weight("embed_tokens")).to(hidden_TLH.dtype)
-        first = FirstUnrolledLayer(self.layers[0], token_TH, plan.steps[0])
-        layers = [first, *map(UnrolledLayer, self.layers[1:])]
+        how = Unrolling(self.window, self.recompute)
+        first = FirstUnrolledLayer(self.layers[0], how, token_TH, plan.steps[0])
+        layers = [first, *(UnrolledLayer(layer, how) for layer in self.layers[1:])]
         rotary_T = self._rotary(position_ids_T, hidden_TLH)
 
         def draft_step(state: Tensor, rows: Rows, step: int) -> tuple[Tensor, Tensor]:
@@ -89,8 +106,8 @@ class Draft(Eagle3DraftModel):
             normed_NH: Tensor = self.norm(state)
             return (normed_NH if self.config.norm_output else state), normed_NH
 
-        def judged(states: list[Tensor]) -> Judged:
-            return judge(states, self._weight("lm_head"), targets, plan, loss, weight_K)
+        def judged(state_RH: Tensor) -> Judged:
+            return judge(state_RH, self._weight("lm_head"), targets, plan, loss, weight_K)
 
         return unroll(draft_step, judged, self.fuse(hidden_TLH), plan)
 
@@ -165,6 +182,9 @@ def draft_config(draft: DraftConfig, shape: Shape, *, verifier: str, unroll_step
         "max_position_embeddings": shape.max_position_embeddings,
         "tie_word_embeddings": False,
     }
+    if draft.sliding_window is not None:  # vLLM and speculators read it so, for either architecture
+        layer |= {"sliding_window": draft.sliding_window, "use_sliding_window": True}
+        layer["layer_types"] = ["sliding_attention"] * draft.num_layers
     layer_config = architectures[draft.architecture](**layer)
     layer_config._attn_implementation = DECODING_ATTENTION
     return Eagle3SpeculatorConfig(

@@ -138,6 +138,8 @@ def misfits(draft: DraftConfig, shape: Shape) -> list[str]:
         found.append(f"draft.architecture={draft.architecture.name}")
     if draft.num_layers != 1:
         found.append(f"draft.num_layers={draft.num_layers}")
+    if draft.sliding_window is not None:
+        found.append(f"draft.sliding_window={draft.sliding_window}")
     if len(ids) != 3 or 0 in ids:
         found.append(f"draft.layer_ids={ids} (three, none of them 0)")
     return found

@@ -43,6 +43,20 @@ class StoredDraft:
         return layer
 
     @property
+    def sliding_window(self) -> int | None:
+        """How many positions its attention sees; None: all.
+
+        Raises:
+            EyasError: its layers differ in that.
+        """
+        kinds = set(self.layer.get("layer_types") or ["full_attention"])
+        if len(kinds) > 1:
+            raise EyasError(
+                f"{self.where}: its layer_types are {sorted(kinds)}; a draft's layers must all attend alike"
+            )
+        return int(self.layer["sliding_window"]) if kinds == {"sliding_attention"} else None
+
+    @property
     def flags(self) -> dict[str, Any]:
         return {flag: bool(self.config.get(flag, False)) for flag in FLAGS}
 

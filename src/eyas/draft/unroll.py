@@ -7,7 +7,7 @@ verifier says at position i+1+k. A target outside the draft vocabulary can't be 
 Step k attends to the true prefix (the keys of step 0) and to its own position's keys of steps 1..k, which is what a served
 draft sees: true history, then its own guesses.
 
-Which positions are computed, and why no others, is in `positions.py`; how in `layers.py` and `attention.py`; what it costs in
+Which positions are computed, and why no others, is in `data/positions.py`; how in `layers.py` and `attention.py`; what it costs in
 `judge.py`. Here they meet.
 
 Shapes: T positions of a packed row, K unroll steps, N rows of a step, M of them that have a target, H hidden size.
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eyas.data.positions import Rows, UnrollPlan
 from eyas.draft.judge import Judged
-from eyas.draft.positions import Rows, UnrollPlan
 
 DraftStep = Callable[[Tensor, Rows, int], tuple[Tensor, Tensor]]
 """(hidden [T, H] at step 0, else [N, H]; rows; step) -> (hidden for the next step [N, H], normalised state for the head [N, H])."""
@@ -43,23 +43,20 @@ class Unrolled:
     """Those where this step is right too: the joint prefix hits."""
 
 
-def unroll(
-    draft_step: DraftStep, judge: Callable[[list[Tensor]], Judged], hidden_TH: Tensor, plan: UnrollPlan
-) -> Unrolled:
+def unroll(draft_step: DraftStep, judge: Callable[[Tensor], Judged], hidden_TH: Tensor, plan: UnrollPlan) -> Unrolled:
     """Unroll the draft over one packed row, and judge every step's predictions."""
     states = []
     hidden = hidden_TH
     for step, rows in enumerate(plan.steps):
         hidden, normed_NH = draft_step(hidden[rows.kept_N] if step else hidden, rows, step)
         states.append(normed_NH[rows.judged_M])
-    judged = judge(states)
+    judged = judge(torch.cat(states))
 
     reached_N, counts = None, []
-    for rows, hit_M in zip(plan.steps, judged.hits, strict=True):
+    for rows, hit_M in zip(plan.steps, judged.hit_R.split([len(rows.judged_M) for rows in plan.steps]), strict=True):
         reached_M = torch.ones_like(hit_M) if reached_N is None else reached_N[rows.kept_N]
         accepted_M = reached_M & hit_M
         counts.append(torch.stack([reached_M.sum(), accepted_M.sum()]))
         reached_N = torch.zeros(len(rows.positions_N), dtype=torch.bool, device=hit_M.device)
         reached_N[rows.judged_M] = accepted_M
-    supervised_K = torch.tensor([len(rows.judged_M) for rows in plan.steps], device=hidden_TH.device)
-    return Unrolled(judged.loss, judged.loss_K, judged.trained_K, supervised_K, *torch.stack(counts, dim=1))
+    return Unrolled(judged.loss, judged.loss_K, judged.trained_K, plan.supervised_K, *torch.stack(counts, dim=1))

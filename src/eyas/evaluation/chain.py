@@ -75,7 +75,8 @@ class Drafter:
     def _decode(self, tokens: Sequence[int], hidden_NH: Tensor) -> None:
         device, past = hidden_NH.device, self.cache.get_seq_length()
         position_N = torch.arange(past, past + len(tokens), device=device)
-        visible = torch.arange(past + len(tokens), device=device) <= position_N[:, None]
+        back = position_N[:, None] - torch.arange(past + len(tokens), device=device)
+        visible = (back >= 0) & (back < (self.draft.window or len(back[0]) + 1))
         hidden_NH, normed_NH = self.draft.decode(
             torch.tensor(tokens, device=device), hidden_NH, position_N, visible[None, None], self.cache
         )

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import warnings
+from functools import partial
 from typing import Any
 
 import lightning
@@ -10,12 +11,14 @@ import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.loggers.logger import Logger
 
-from eyas.config import CaptureEngine, Config, load_config, to_dict
-from eyas.data.loader import PackedLoader, ValidationLoader
+from eyas.config import Accelerator, CaptureEngine, Config, load_config, to_dict
+from eyas.data.loader import PackedLoader, RowReader, StepRows, ValidationLoader
 from eyas.data.plan import Plan
+from eyas.data.positions import TARGETS_AT_ONCE, TARGETS_AT_ONCE_ON_GPU, plan_unroll
 from eyas.data.row_files import RowStore
 from eyas.data.store import States, StateStore
 from eyas.data.tokens import Tokens
+from eyas.data.verifier_tokens import VerifierTokens
 from eyas.data.window import Window
 from eyas.draft.build import build_draft
 from eyas.draft.model import Draft
@@ -26,10 +29,10 @@ from eyas.stages import is_online, states_artifact, tokens_artifact, verifier_fa
 from eyas.training.checkpoints import Checkpoints
 from eyas.training.module import DraftTraining
 from eyas.training.pause import Pause
-from eyas.training.record import HandsBack, MetricsCsv, ProgressLines
+from eyas.training.record import HandsBack, KeepsTokens, MetricsCsv, ProgressLines
 from eyas.training.third_party import build
 from eyas.verifier.locate import locate
-from eyas.verifier.teacher import Teacher
+from eyas.verifier.teacher import DraftTeacher, Teacher
 
 ENOUGH_COVERAGE = 0.95
 
@@ -39,20 +42,24 @@ class PackedData(lightning.LightningDataModule):
 
     def __init__(self, config: Config, run: Run) -> None:
         super().__init__()
-        self.row_length = config.training.row_length
         tokens = Tokens(tokens_artifact(config).directory)
         self.plan = Plan.of(config, tokens.lengths, tokens.num_train_rows)
         self.states = states_of(config, run, tokens)
+        self.reader = row_reader(config, run, self.plan, self.states)
 
     def prepare_data(self) -> None:
         """On one rank of each machine, before step 1: the states are what was captured."""
         self.states.verify()
 
     def train_dataloader(self) -> PackedLoader:
-        return PackedLoader(self.states, self.plan, row_length=self.row_length, **self._ranks)
+        return PackedLoader(self.reader, self.plan, **self._ranks)
 
     def val_dataloader(self) -> ValidationLoader:
-        return ValidationLoader(self.states, self.plan.held_out_rows, row_length=self.row_length, **self._ranks)
+        return ValidationLoader(self.reader, self.plan, **self._ranks)
+
+    def transfer_batch_to_device(self, batch: StepRows, device: torch.device, dataloader_idx: int) -> StepRows:
+        """The module moves row by row, as it works through them: a device holds one at a time."""
+        return batch
 
     @property
     def _ranks(self) -> dict[str, int]:
@@ -66,6 +73,23 @@ def states_of(config: Config, run: Run, tokens: Tokens) -> States:
         return Window(run.window, tokens)
     directory = states_artifact(config).directory
     return RowStore(directory, tokens) if config.capture.engine is CaptureEngine.files else StateStore(directory)
+
+
+def row_reader(config: Config, run: Run, plan: Plan, states: States) -> RowReader:
+    """Packed rows as this training works through them."""
+    training, on_gpu = config.training, config.trainer.accelerator is Accelerator.cuda
+    return RowReader(
+        states,
+        VerifierTokens(run.verifier_tokens, len(plan.rows) + len(plan.held_out_rows), training.row_length),
+        training.row_length,
+        partial(
+            plan_unroll,
+            num_steps=training.unroll_steps,
+            whole_first_step=config.draft.num_layers > 1,
+            targets_at_once=TARGETS_AT_ONCE_ON_GPU if on_gpu else TARGETS_AT_ONCE,
+        ),
+        pinned=on_gpu,
+    )
 
 
 def fit(run: Run) -> bool:
@@ -90,7 +114,7 @@ def fit(run: Run) -> bool:
     draft.freeze(trainable_head=config.draft.trainable_head)
     module = DraftTraining(
         draft,
-        teacher,
+        DraftTeacher(teacher, draft.draft_ids_D),
         config.training,
         build("optimizer", config.optimizer),
         build("scheduler", config.scheduler, num_steps=num_steps),
@@ -99,7 +123,11 @@ def fit(run: Run) -> bool:
     newest, step = run.newest_checkpoint(), run.trained_steps()
     if step > num_steps:
         raise EyasError(f"{newest} is past the {num_steps} steps asked for; ask for more, or start anew with name=...")
-    callbacks: list[Callback] = [ProgressLines(num_steps), Checkpoints(run, config, num_steps)]
+    callbacks: list[Callback] = [
+        ProgressLines(num_steps),
+        KeepsTokens(data.reader.verifier_tokens),
+        Checkpoints(run, config, num_steps),
+    ]
     if isinstance(data.states, Window):
         callbacks.append(HandsBack(data.states))
     if config.evaluation.every_n_steps is not None:

@@ -4,7 +4,9 @@ The draft is sharded at its root with FSDP2: one all-gather and one reduce-scatt
 weights, gradients and optimizer state are float32; forward and backward run in `training.compute_dtype`. The teacher and
 the draft's frozen tensors are outside the module tree: neither sharded nor saved.
 
-Shapes: S sums (training/metrics.py), K unroll steps, T positions of a packed row, N of them that are targets, H hidden size.
+The host never waits for the step that it has just launched: what it must see of one (is it finite?) it sees one step later.
+
+Shapes: S sums (training/metrics.py), K unroll steps, T positions of a packed row, J of them that are targets, H hidden size.
 """
 
 import time
@@ -19,27 +21,38 @@ from torch.optim import Optimizer
 
 from eyas.config import TrainingConfig
 from eyas.data.loader import PackedRow, StepRows
-from eyas.draft.loss import LOSSES
+from eyas.draft.loss import position_loss
 from eyas.draft.model import Draft
-from eyas.draft.positions import plan_unroll
 from eyas.draft.unroll import Unrolled
 from eyas.errors import EyasError
+from eyas.training.behind import OneBehind
 from eyas.training.metrics import FIELDS, acceptance, stacked
 from eyas.training.third_party import Builder
-from eyas.verifier.teacher import Teacher
+from eyas.verifier.teacher import DraftTeacher
 
 
 class DraftTraining(lightning.LightningModule):
     """Trains `draft` to agree with `teacher`."""
 
+    step_weights_K: Tensor
+
     def __init__(
-        self, draft: Draft, teacher: Teacher, training: TrainingConfig, optimizer: Builder, scheduler: Builder
+        self, draft: Draft, teacher: DraftTeacher, training: TrainingConfig, optimizer: Builder, scheduler: Builder
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.draft = draft
-        self.frozen_teacher = [teacher]  # in a list: not a submodule
+        self.draft, self.teacher = draft, teacher
         self.training_config = training
+        steps_K = torch.arange(training.unroll_steps)
+        self.register_buffer("step_weights_K", training.step_weight_decay**steps_K, persistent=False)
+        self.found_tokens: list[tuple[int, Tensor]] = []
+        """(packed row, the verifier's tokens at its targets [J]), of rows that came without: `KeepsTokens` takes them."""
+        self.verdicts = OneBehind()
+        self.loss = position_loss(training.loss)
+        draft.recompute = training.activation_checkpointing
+        if training.compile:
+            self.loss = torch.compile(self.loss, dynamic=True)
+            draft.compile_parts()
         self.build_optimizer, self.build_scheduler = optimizer, scheduler
         self.compute_dtype: torch.dtype = getattr(torch, training.compute_dtype.name)
 
@@ -74,9 +87,7 @@ class DraftTraining(lightning.LightningModule):
         optimizer = cast(Optimizer, self.optimizers())
         values = acceptance(totals_SK, self.step_weights_K)
         values |= {"grad_norm": self.scale_and_clip(totals_SK), "lr": torch.tensor(optimizer.param_groups[0]["lr"])}
-        if not (values["loss"].isfinite() and values["grad_norm"].isfinite()):
-            found = f"loss {values['loss'].item():.4g}, gradient norm {values['grad_norm'].item():.4g}"
-            raise EyasError(f"step {self.global_step + 1}: {found}; try a lower optimizer.lr under another name")
+        self.refuse_unless_finite(self.verdicts.swap((self.global_step + 1, values["loss"], values["grad_norm"])))
         optimizer.step()
         optimizer.zero_grad()
         self.lr_schedulers().step()  # type: ignore[union-attr]
@@ -99,34 +110,36 @@ class DraftTraining(lightning.LightningModule):
     def on_validation_epoch_end(self) -> None:
         self.record("val", acceptance(self.summed(self.validation_SK), self.step_weights_K))
 
-    @property
-    def teacher(self) -> Teacher:
-        return self.frozen_teacher[0]
-
     def unroll(self, row: PackedRow) -> Unrolled:
         """The draft's unroll over one packed row, against the teacher."""
-        plan = plan_unroll(
-            row.loss_mask_T.cpu(),
-            row.document_ids_T.cpu(),
-            self.training_config.unroll_steps,
-            whole_first_step=self.draft.needs_whole_first_step,
-        ).to(self.device)
-        last_JH = row.last_TH[plan.targets_J].to(self.teacher.head.dtype)
+        row = row.to(self.device)
+        last_JH = row.states_TLH[row.unroll.targets_J, -1]
+        token_J = row.token_J
+        if token_J is None:
+            token_J = self.teacher.token(last_JH)
+            self.found_tokens.append((row.number, token_J))
         unrolled: Unrolled = self.draft(
             input_ids_T=row.input_ids_T,
-            hidden_TLH=row.hidden_TLH.to(self.compute_dtype),
+            hidden_TLH=row.states_TLH[:, :-1].to(self.compute_dtype),
             position_ids_T=row.position_ids_T,
-            plan=plan,
-            targets=lambda chosen: self.teacher.targets(last_JH[chosen], self.draft.draft_ids_D),
-            loss=LOSSES[self.training_config.loss],
-            weight_K=self.step_weights_K.tolist(),
+            plan=row.unroll,
+            targets=lambda chosen: self.teacher.targets(last_JH[chosen], token_J[chosen]),
+            loss=self.loss,
+            weight_K=self.step_weights_K,
         )
         return unrolled
 
-    @property
-    def step_weights_K(self) -> Tensor:
-        steps_K = torch.arange(self.training_config.unroll_steps, device=self.device)
-        return torch.tensor(self.training_config.step_weight_decay, device=self.device) ** steps_K
+    @staticmethod
+    def refuse_unless_finite(verdict: tuple[int, Tensor, Tensor] | None) -> None:
+        """Raises:
+        EyasError: a step whose loss or gradient isn't finite.
+        """
+        if verdict is None:
+            return
+        step, loss, norm = verdict
+        if not (loss.isfinite() and norm.isfinite()):
+            found = f"loss {loss.item():.4g}, gradient norm {norm.item():.4g}"
+            raise EyasError(f"step {step}: {found}; try a lower optimizer.lr under another name")
 
     def scale_and_clip(self, totals_SK: Tensor) -> Tensor:
         """Gradients of the sum -> of the mean over all ranks' targets (FSDP averages over ranks), clipped; returns the norm."""

@@ -12,9 +12,11 @@ from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from eyas.data.verifier_tokens import VerifierTokens
 from eyas.data.window import Window
 from eyas.progress import duration
 from eyas.run import read_metrics
+from eyas.training.behind import OneBehind
 
 WORTH_SAYING = 0.05
 """From this share of a step on, waiting for data is said."""
@@ -98,6 +100,30 @@ class ProgressLines(lightning.Callback):
             shown = " ".join(f"{share:.3f}" for share in joint)
             losses = f"loss {values['val/loss']:.3f}  acceptance {shown}  tau_sim {values['val/tau_sim']:.3f}"
             print(f"validate step {trainer.global_step}  {losses}", flush=True)
+
+
+class KeepsTokens(lightning.Callback):
+    """Writes down what the verifier itself says at each target, as the training finds it: no pass searches for it again."""
+
+    def __init__(self, tokens: VerifierTokens) -> None:
+        self.tokens, self.found = tokens, OneBehind()
+
+    def on_train_batch_end(self, trainer: Trainer, module: Any, *_: Any) -> None:
+        found, module.found_tokens = tuple(module.found_tokens), []
+        self._keep(self.found.swap(found))
+
+    def on_validation_batch_end(self, trainer: Trainer, module: Any, *_: Any) -> None:
+        self.on_train_batch_end(trainer, module)
+
+    def on_validation_end(self, *_: Any) -> None:
+        self._keep(self.found.rest())
+
+    def on_train_end(self, *_: Any) -> None:
+        self._keep(self.found.rest())
+
+    def _keep(self, found: Any) -> None:
+        for row, token_J in found or ():
+            self.tokens.keep(row, token_J)
 
 
 class HandsBack(lightning.Callback):

@@ -2,13 +2,14 @@
 
 The last slot of the captured states is the residual stream *before* the final norm (`pre_norm`), or what its head reads
 (`head_input`). The verifier would go on with norm, head and what stands around them; so does the teacher, reading only
-those few tensors of the checkpoint, in the order and the types of `Arithmetic`.
+those few tensors of the checkpoint, in the order and the types of `Arithmetic`. A draft learns from a `DraftTeacher`: the
+distribution over its own vocabulary, and the verifier's token in the whole one.
 
 Shapes: N positions, H hidden size, V verifier vocabulary, D draft vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,9 @@ from eyas.verifier.checkpoint import Checkpoint
 from eyas.verifier.facts import Arithmetic, Step, VerifierFacts
 from eyas.verifier.schema import HeadTransform, NormCast, NormKind, Operator, Target
 from eyas.verifier.tensors import StoredTensor, read_tensor
+
+TOKENS_AT_ONCE = 256
+"""Logits over the whole vocabulary exist for so many positions at a time."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Targets:
 
     def take(self, index_M: Tensor) -> "Targets":
         """Those of some of the positions."""
-        return Targets(self.probs_ND[index_M], self.entropy_N[index_M], self.token_N[index_M])
+        return Targets(*(it.index_select(0, index_M) for it in (self.probs_ND, self.entropy_N, self.token_N)))
 
 
 class Teacher(nn.Module):
@@ -83,20 +87,49 @@ class Teacher(nn.Module):
         logits_NV: Tensor = linear(state_NH, self.head, self.head_bias)
         return apply(self.arithmetic.post_head, logits_NV).float()
 
-    @torch.no_grad()
-    def targets(self, state_NH: Tensor, draft_ids_D: Tensor) -> Targets:
-        """The distribution over `draft_ids_D` (sorted ids of the verifier's vocabulary) and the greedy token.
+    def over(self, token_ids_D: Tensor) -> "Teacher":
+        """The same, of some tokens only: logits [N, D]."""
+        bias_V = self.head_bias
+        return Teacher(
+            replace(self.arithmetic, head_transform=HeadTransform.none),  # the rows are as it left them
+            self.head[token_ids_D],
+            norm_H=self.norm,
+            norm_bias_H=self.norm_bias,
+            head_bias_V=None if bias_V is None else bias_V[token_ids_D],
+        )
 
-        The greedy token is searched in the whole vocabulary: what serving will compare the draft with.
+
+class DraftTeacher:
+    """What the verifier tells a draft whose vocabulary is `draft_ids_D` (ascending ids of the verifier's)."""
+
+    def __init__(self, teacher: Teacher, draft_ids_D: Tensor) -> None:
+        self.whole, self.part, self.draft_ids_D = teacher, teacher.over(draft_ids_D), draft_ids_D
+
+    def to(self, device: torch.device) -> None:
+        """Move it; no module, it is never sharded nor saved with a draft."""
+        self.whole.to(device)
+        self.part.to(device)
+        self.draft_ids_D = self.draft_ids_D.to(device)
+
+    @torch.no_grad()
+    def token(self, state_NH: Tensor) -> Tensor:
+        """The verifier's own token [N], searched in the whole vocabulary: what serving will compare the draft with.
+
+        The dearest product of a step where the vocabulary is large, so it is made once for each position
+        (`data/verifier_tokens.py`).
         """
-        logits_NV = self(state_NH)
-        token_N = logits_NV.argmax(-1)
-        log_probs_ND = logits_NV[:, draft_ids_D].log_softmax(-1)
-        position_N = torch.searchsorted(draft_ids_D, token_N).clamp_max(len(draft_ids_D) - 1)
-        inside_N = draft_ids_D[position_N] == token_N
-        probs_ND = log_probs_ND.exp()
-        entropy_N = -torch.linalg.vecdot(probs_ND, log_probs_ND)
-        return Targets(probs_ND, entropy_N, torch.where(inside_N, position_N, -1))
+        tokens = [self.whole(part_NH).argmax(-1) for part_NH in state_NH.split(TOKENS_AT_ONCE)]
+        return torch.cat(tokens) if tokens else state_NH.new_empty(0, dtype=torch.long)
+
+    @torch.no_grad()
+    def targets(self, state_NH: Tensor, token_N: Tensor) -> Targets:
+        """The distribution over the draft vocabulary, and where in it the verifier's own tokens are."""
+        logits_ND = self.part(state_NH)
+        lse_N = logits_ND.logsumexp(-1)
+        probs_ND = logits_ND.softmax(-1)
+        entropy_N = lse_N - torch.linalg.vecdot(probs_ND, logits_ND)
+        place_N = torch.searchsorted(self.draft_ids_D, token_N).clamp_max(len(self.draft_ids_D) - 1)
+        return Targets(probs_ND, entropy_N, torch.where(self.draft_ids_D[place_N] == token_N, place_N, -1))
 
 
 def normalise(state_NH: Tensor, weight_H: Tensor | None, bias_H: Tensor | None, arithmetic: Arithmetic) -> Tensor:

@@ -5,19 +5,21 @@ first answer token is input only (the prefill makes it), and nothing after the c
 supervised at step k was supervised at every step before, and an unsupervised one needs nothing but its keys and values of step 0.
 All of this is made on the CPU, beside the training, so that nobody waits for a GPU.
 
-Shapes: T positions of a packed row, N rows of a step, M rows of a step that have a target, J targets of all steps, K steps.
+Shapes: T positions of a packed row, N rows of a step or of a chunk, M rows of a step that have a target, R those of all
+steps, J targets of all steps, K steps.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, is_dataclass, replace
 from itertools import pairwise
-from typing import Self
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
 TARGETS_AT_ONCE = 128
-"""Teacher and draft logits exist for so many targets at a time: few enough for the cache of a CPU."""
+"""Teacher and draft logits exist for so many targets at a time, at all their steps: few enough for the cache of a CPU."""
+TARGETS_AT_ONCE_ON_GPU = 1024
 
 
 @dataclass(frozen=True)
@@ -54,18 +56,18 @@ class Rows:
     document_T: Tensor
     spans: tuple[Span, ...]
 
-    def to(self, device: torch.device) -> Self:
-        """The same on another device."""
-        tensors = {name: it.to(device, non_blocking=True) for name, it in vars(self).items() if isinstance(it, Tensor)}
-        return replace(self, **tensors)  # type: ignore[arg-type]
-
 
 @dataclass(frozen=True)
 class Chunk:
-    """Targets that are judged together, and for each step the rows (of those with a target) that they are for."""
+    """Targets that are judged together, and the rows of all steps that they are for."""
 
     targets: slice
-    rows_K: tuple[slice, ...]
+    row_N: Tensor
+    """Those rows, among the rows with a target of one step after the other."""
+    step_NK: Tensor
+    """Which step each is of."""
+    target_N: Tensor
+    """Which of the chunk's targets each has."""
 
 
 @dataclass(frozen=True)
@@ -75,21 +77,24 @@ class UnrollPlan:
     steps: tuple[Rows, ...]
     targets_J: Tensor
     """The positions whose teacher is a target at some step."""
+    supervised_K: Tensor
+    """Rows of each step that have a target."""
     chunks: tuple[Chunk, ...]
-
-    def to(self, device: torch.device) -> Self:
-        """The same on another device."""
-        steps = tuple(rows.to(device) for rows in self.steps)
-        return replace(self, steps=steps, targets_J=self.targets_J.to(device, non_blocking=True))
 
 
 def plan_unroll(
-    loss_mask_T: Tensor, document_ids_T: Tensor, num_steps: int, *, whole_first_step: bool = False
+    loss_mask_T: Tensor,
+    document_ids_T: Tensor,
+    num_steps: int,
+    *,
+    whole_first_step: bool = False,
+    targets_at_once: int = TARGETS_AT_ONCE,
 ) -> UnrollPlan:
     """The plan for one packed row.
 
     Args:
         whole_first_step: Compute every position in step 0: a second layer needs what the first makes of them.
+        targets_at_once: Targets that are judged together: their logits exist at the same time.
     """
     run_T = answer_run(loss_mask_T, document_ids_T)
     targets_J = target_positions(run_T, document_ids_T).nonzero()[:, 0]
@@ -107,7 +112,8 @@ def plan_unroll(
         )
         for step in range(num_steps)
     )
-    return UnrollPlan(steps, targets_J, tuple(_chunks(steps, len(targets_J))))
+    supervised_K = torch.tensor([len(rows.judged_M) for rows in steps])
+    return UnrollPlan(steps, targets_J, supervised_K, tuple(_chunks(steps, len(targets_J), targets_at_once)))
 
 
 def answer_run(loss_mask_T: Tensor, document_ids_T: Tensor) -> Tensor:
@@ -157,8 +163,28 @@ def _spans(positions_N: Tensor, document_ids_T: Tensor) -> Iterator[Span]:
         yield Span(document=int(begin_T[start]), start=start, stop=start + after - first, first=first)
 
 
-def _chunks(steps: tuple[Rows, ...], num_targets: int) -> Iterator[Chunk]:
-    ends = [*range(0, num_targets, TARGETS_AT_ONCE), num_targets]
-    bounds_K = [torch.searchsorted(rows.target_M, torch.tensor(ends)).tolist() for rows in steps]
-    for index, (start, stop) in enumerate(pairwise(ends)):
-        yield Chunk(slice(start, stop), tuple(slice(*bounds[index : index + 2]) for bounds in bounds_K))
+def _chunks(steps: tuple[Rows, ...], num_targets: int, targets_at_once: int) -> Iterator[Chunk]:
+    target_R = torch.cat([rows.target_M for rows in steps])
+    sizes_K = torch.tensor([len(rows.target_M) for rows in steps])
+    step_R = torch.repeat_interleave(torch.arange(len(steps)), sizes_K)
+    order_R = torch.argsort(target_R // targets_at_once, stable=True)  # by chunk, then by step
+    starts = range(0, num_targets, targets_at_once)
+    ends = torch.searchsorted(target_R[order_R] // targets_at_once, torch.arange(len(starts)), right=True).tolist()
+    for start, (first, after) in zip(starts, pairwise([0, *ends]), strict=True):
+        row_N = order_R[first:after]
+        step_NK = step_R[row_N][:, None] == torch.arange(len(steps))
+        yield Chunk(slice(start, min(start + targets_at_once, num_targets)), row_N, step_NK, target_R[row_N] - start)
+
+
+_Any = TypeVar("_Any")
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], it: _Any) -> _Any:
+    """The same with every tensor in it changed: of dataclasses and tuples, as deep as they go."""
+    if isinstance(it, Tensor):
+        return cast(_Any, change(it))
+    if isinstance(it, tuple):
+        return cast(_Any, tuple(map_tensors(change, part) for part in it))
+    if is_dataclass(it) and not isinstance(it, type):
+        return cast(_Any, replace(it, **{name: map_tensors(change, part) for name, part in vars(it).items()}))
+    return it
