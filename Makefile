@@ -22,7 +22,7 @@ test-dist: $(READY_DEV)
 # vLLM for a CPU, in an environment of its own, as Eyas may have it: only HTTP and files between them. What is timed runs alone.
 test-vllm: export EYAS_VLLM := $(CURDIR)/.venv-vllm/bin/python
 test-vllm: $(READY_DEV) $(READY_VLLM)
-	$(BIN)/pytest tests/vllm -n 2 --dist loadgroup --durations=0 --ignore=tests/vllm/test_throughput.py
+	$(BIN)/pytest tests/vllm -n 2 --durations=0 --ignore=tests/vllm/test_throughput.py
 	$(BIN)/pytest tests/vllm/test_throughput.py -n 0 --durations=0
 
 # Every model type that transformers registers; writes docs/verifiers.md.

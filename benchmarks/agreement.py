@@ -53,7 +53,7 @@ def difference(inputs: Inputs) -> tuple[float, float]:
     named = dict(theirs.named_parameters())
     gradients = [(parameter.grad, named[name].grad) for name, parameter in ours.named_parameters()]
     apart = _norm([one - other for one, other in gradients if one is not None and other is not None])
-    return float((found - expected).abs() / expected), apart / _norm(
+    return float(((found - expected).abs() / expected).detach()), apart / _norm(
         [other for _, other in gradients if other is not None]
     )
 

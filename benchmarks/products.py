@@ -22,10 +22,10 @@ def products(plan: UnrollPlan, sizes: Shape) -> Iterator[Product]:
     keys = sizes.num_key_value_heads * sizes.head_dim
     first = len(plan.steps[0].positions_N)
 
-    yield from _trained(num_positions, hidden_size * len(sizes.layer_ids), hidden_size, reads_states=False)
-    yield from _trained(first, hidden_size, queries, reads_states=False)
+    yield from _trained(num_positions, hidden_size * len(sizes.layer_ids), hidden_size)
+    yield from _trained(first, hidden_size, queries)
     for _ in ("keys", "values"):
-        yield from _trained(num_positions, hidden_size, keys, reads_states=False)
+        yield from _trained(num_positions, hidden_size, keys)
     for step, rows in enumerate(plan.steps):
         num_rows = len(rows.positions_N)
         yield from _trained(num_rows, hidden_size, queries)
@@ -41,12 +41,11 @@ def products(plan: UnrollPlan, sizes: Shape) -> Iterator[Product]:
         yield len(chunk.row_N), sizes.draft_vocab_size, hidden_size
 
 
-def _trained(rows: int, inputs: int, outputs: int, *, reads_states: bool = True) -> Iterator[Product]:
-    """A projection, the gradient of its weight, and that of what it reads, where there is one."""
+def _trained(rows: int, inputs: int, outputs: int) -> Iterator[Product]:
+    """A projection, the gradient of its weight, and that of what it reads: a trained norm stands before each."""
     yield rows, inputs, outputs
     yield outputs, rows, inputs
-    if reads_states:
-        yield rows, outputs, inputs
+    yield rows, outputs, inputs
 
 
 class Products:

@@ -32,11 +32,13 @@ class Case:
     """Share of each document, at its end; None: its answers."""
     first_pass: bool = False
     """Whether the verifier's own tokens have yet to be searched in its whole vocabulary."""
+    compile: bool = False
+    """`training.compile`; speculators compiles its forward by itself, on a GPU."""
 
     def __str__(self) -> str:
         supervised = "" if self.supervised is None else f", {self.supervised:.0%} supervised"
-        first = ", first pass" if self.first_pass else ""
-        return f"{self.draft}, rows of {self.row_length}, unroll {self.unroll_steps}, {self.dtype}{supervised}{first}"
+        more = f"{', first pass' if self.first_pass else ''}{', compiled' if self.compile else ''}"
+        return f"{self.draft}, rows of {self.row_length}, unroll {self.unroll_steps}, {self.dtype}{supervised}{more}"
 
 
 LLAMA_8B = Shape(
@@ -62,6 +64,7 @@ def configuration(case: Case) -> Config:
         f"training.row_length={case.row_length}",
         f"training.unroll_steps={case.unroll_steps}",
         f"training.compute_dtype={case.dtype}",
+        f"training.compile={case.compile}",
         "training.epochs=null",
         "training.max_steps=1000000",
     ]
@@ -86,7 +89,8 @@ class Documents:
 
 def packed_rows(case: Case, config: Config, sizes: Shape, number: int, dtype: torch.dtype) -> list[Documents]:
     """The first rows that packing makes of the conversations."""
-    prepare(config)
+    if not tokens_artifact(config).exists():
+        prepare(config)
     tokens = Tokens(tokens_artifact(config).directory)
     packed = pack(tokens.lengths[: tokens.num_train_rows], case.row_length)
     generator = torch.Generator().manual_seed(0)

@@ -5,17 +5,23 @@ machine does meanwhile, it does to all of them. Prints a line for each case; `--
 """
 
 import argparse
+import logging
 import multiprocessing
 import os
 import platform
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import torch
+
+from benchmarks.agreement import difference
+from benchmarks.contenders import CONTENDERS, Inputs
 from benchmarks.rows import Case
 
 CASES = [
@@ -29,6 +35,12 @@ CASES = [
     Case("llama8b", 512),
     Case("llama8b", 512, dtype="bfloat16"),
 ]
+GPU_CASES = [
+    Case("llama8b", 8192, dtype="bfloat16", compile=True),
+    Case("llama8b", 8192, dtype="bfloat16"),
+    Case("llama8b", 4096, unroll_steps=7, dtype="bfloat16", compile=True),
+]
+"""Where there is a GPU; some minutes."""
 COLUMNS = "case | Eyas, tokens/s | {} | ratio | memory, MiB | {} | ratio | share of the bound"
 BEGIN, END = "<!-- table -->", "<!-- /table -->"
 
@@ -63,18 +75,13 @@ class Contender:
 
 
 def _work(name: str, case: Case, pipe: Connection) -> None:
-    import logging
-
-    import torch
-
-    from benchmarks.contenders import CONTENDERS, Inputs
-
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    on_gpu = torch.cuda.is_available()
-    inputs = Inputs(case, torch.device("cuda" if on_gpu else "cpu"))
+    for logger in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    inputs = Inputs(case, torch.device("cuda" if on_gpu() else "cpu"))
 
     def used(peak: bool) -> float:
-        if on_gpu:
+        if on_gpu():
             return (torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()) / 2**20
         return _resident("VmHWM" if peak else "VmRSS")
 
@@ -84,7 +91,7 @@ def _work(name: str, case: Case, pipe: Connection) -> None:
         while pipe.recv() == "step":
             started = time.monotonic()
             yield lambda: None
-            if on_gpu:
+            if on_gpu():
                 torch.cuda.synchronize()
             pipe.send(time.monotonic() - started)
         pipe.send(used(peak=True) - start)
@@ -111,11 +118,26 @@ def measure(case: Case, against: str, repeats: int) -> str:
     return f"{case} | {speeds} | {memory:,.0f} | {rivals_memory:,.0f} | {memory / rivals_memory:.2f} x | {share:.0%}"
 
 
+def numbers() -> str:
+    """How far the two are apart in what they compute."""
+    case = Case("demo", 1024)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        loss, gradient = pool.apply(_difference, (case,))
+    apart = f"the losses differ by {loss:.0e} and the gradients by {gradient:.0e}, relatively"
+    return f"On one document (1,024 tokens, unroll 3, float32) {apart}."
+
+
+def _difference(case: Case) -> tuple[float, float]:
+    return difference(Inputs(case, torch.device("cpu")))
+
+
+def on_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
 def machine() -> str:
     """Where and with what this was measured."""
-    import torch
-
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else _processor()
+    name = torch.cuda.get_device_name() if on_gpu() else _processor()
     versions = ", ".join(f"{package} {version(package)}" for package in ("torch", "speculators", "transformers"))
     return f"{datetime.now(UTC):%Y-%m-%d}, {name}, {torch.get_num_threads()} threads, {versions}"
 
@@ -143,10 +165,12 @@ def main() -> None:
     columns = COLUMNS.format(args.against, args.against)
     lines = [machine(), "", f"| {columns} |", "|--" * len(columns.split(" | ")) + "|"]
     print("\n".join(lines), flush=True)
-    for case in CASES:
+    for case in GPU_CASES if on_gpu() else CASES:
         if args.case in str(case):
             lines.append(f"| {measure(case, args.against, args.repeats)} |")
             print(lines[-1], flush=True)
+    lines += ["", numbers()]
+    print("\n".join(lines[-2:]), flush=True)
     if args.page:
         write_table(args.page, "\n".join(lines))
 

@@ -20,6 +20,7 @@ from eyas.capture.tap import Tap, load_verifier
 from eyas.config import Config
 from eyas.data.prepare import prepare
 from eyas.stages import draft_shape, verifier_facts
+from eyas.verifier.checkpoint import Checkpoint
 from eyas.verifier.locate import locate
 from served import http_server
 
@@ -88,7 +89,7 @@ def reported(logits_SV: Tensor, ids_S: Tensor, top: int) -> list[dict[str, Any] 
 
 
 @pytest.fixture
-def captured(tiny: Callable[..., Config], tmp_path: Path) -> Callable[..., Config]:
+def captured(tiny: Callable[..., Config], tiny_checkpoint: Checkpoint, tmp_path: Path) -> Callable[..., Config]:
     """A configuration whose tokens are there: 14 conversations in shards of a few rows."""
 
     def composed(*overrides: str) -> Config:

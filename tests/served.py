@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -78,9 +79,11 @@ class QuietServer(ThreadingHTTPServer):
     """Says nothing of clients that hang up."""
 
     daemon_threads = True
+    request_queue_size = 256  # else connections that come at once are reset where the machine is busy
 
-    def handle_error(self, *_: object) -> None:
-        pass
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 @contextmanager

@@ -1,6 +1,9 @@
 """Training beside its capture, whole, against a server without vLLM: the same draft as off-line, whatever is kept."""
 
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +13,11 @@ from torch import Tensor
 
 from eyas.cli.compose import Composed
 from eyas.cli.train import train
-from eyas.config import Config, Keep
+from eyas.config import Config, Engine, Keep
 from eyas.data.store import StateStore
 from eyas.run import Run, read_metrics
 from eyas.stages import states_artifact
+from small_disk import fill, small_disk
 
 TRAINING = (
     "evaluation=none",
@@ -27,6 +31,8 @@ TRAINING = (
     "capture.window_tokens=512",
     "server.retries=0",
 )
+
+MEASURED: dict[str, Any] = {"engine": Engine.transformers, "every_n_steps": 4, "num_prompts": 2, "max_tokens": 8}
 
 
 def start(config: Config, name: str, keep: Keep | None = None) -> Run:
@@ -60,6 +66,13 @@ def test_the_same_draft_as_off_line(fake: Callable[..., tuple[Config, Any]], cap
     runs.append(start(config, "window", Keep.window))
     assert "resumes at step" in capfd.readouterr().out
 
+    # Training and capture end together where the draft is measured on the way, and go on together.
+    unpaused, config.evaluation = config.evaluation, replace(config.evaluation, **MEASURED)
+    runs.append(start(config, "paused", Keep.window))
+    assert [runs[-1].measured_file(step).exists() for step in (4, 8, 12)] == [True, True, False]
+    assert runs[-1].evaluation()["draft"]["step"] == 12
+    config.evaluation = unpaused
+
     assert not states_artifact(config).exists()
     del server.sizes[:]
     runs.append(start(config, "all", Keep.all))
@@ -73,3 +86,32 @@ def test_the_same_draft_as_off_line(fake: Callable[..., tuple[Config, Any]], cap
         assert not run.window.exists()
         assert learnt(run)[0] == rows
         assert all(torch.equal(tensor, draft[name]) for name, tensor in learnt(run)[1].items())
+
+
+def test_a_full_disk_is_one_line(
+    fake: Callable[..., tuple[Config, Any]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever of the two meets it first, and the same command carries on when there is room."""
+    config, server = fake(*TRAINING)
+    ballast = list[Path]()
+
+    def something_else_fills_it(_: Any, number: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if number == 20:
+            ballast.append(fill(disk))
+        return tensors
+
+    with small_disk(tmp_path / "disk") as disk:
+        shutil.copytree(config.outputs, disk / "outputs")
+        config.outputs, server.spoil = str(disk / "outputs"), something_else_fills_it
+        with pytest.raises(SystemExit) as stopped:
+            start(config, "run", Keep.none)
+        assert stopped.value.code == 2
+        said = capfd.readouterr().err
+        lines = [line for line in said.splitlines() if line.startswith("eyas: ")]
+        assert lines[0].startswith(f"eyas: error: the disk of {Run.of(config).directory}")
+        assert "is full: make room there, and the same command carries on" in lines[0]
+        assert "Traceback" not in said
+        ballast[0].unlink()
+        run = start(config, "run", Keep.none)
+        assert "resumes at step" in capfd.readouterr().out
+        assert run.trained_steps() == 12

@@ -2,19 +2,22 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from small import Documents, new_draft, rms_teacher
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
-from eyas.config import Config, Dtype, Loss
+from eyas.config import Config, Dtype, Loss, TrainingConfig
 from eyas.data.loader import PackedRow
 from eyas.data.positions import plan_unroll
 from eyas.draft import loss
+from eyas.draft.model import Draft
 from eyas.training.module import DraftTraining
-from eyas.verifier.teacher import DraftTeacher, Targets
+from eyas.verifier.teacher import DraftTeacher, Targets, Teacher
 
 
 @pytest.fixture
@@ -22,6 +25,16 @@ def process_group(tmp_path: Path) -> Iterator[None]:
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
+
+
+def sharded(draft: Draft, teacher: Teacher, training: TrainingConfig) -> DraftTraining:
+    """The module as Lightning sets it up, on one rank."""
+    draft.freeze(trainable_head=True)
+    of_draft = DraftTeacher(teacher, draft.draft_ids_D)
+    module = DraftTraining(draft, of_draft, training, torch.optim.SGD, torch.optim.SGD)
+    module._device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data_parallel",))
+    module.configure_model()
+    return module
 
 
 def packed(row: Documents, num_steps: int) -> PackedRow:
@@ -50,13 +63,27 @@ def test_bfloat16_computes_the_draft_and_not_the_teacher(
     training = tiny().training
     training.compute_dtype = Dtype.bfloat16
     draft = new_draft()
-    draft.freeze(trainable_head=True)
     teacher = rms_teacher(torch.ones(32), torch.randn(96, 32) * 0.3, 1e-5)
-    module = DraftTraining(draft, DraftTeacher(teacher, draft.draft_ids_D), training, torch.optim.SGD, torch.optim.SGD)
-    module._device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data_parallel",))
-    module.configure_model()
+    module = sharded(draft, teacher, training)
     unrolled = module.unroll(packed(Documents.random((20, 3)), training.unroll_steps))
     unrolled.loss.backward()
     assert seen == [(True, False)], "logits are products in bfloat16, the teacher's distribution is not rounded"
     assert unrolled.loss_K.dtype is torch.float32
     assert all(parameter.grad.dtype is torch.float32 for parameter in draft.parameters())
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_compiled_parts_compute_the_same(tiny: Callable[..., Config]) -> None:
+    """Rows of several lengths, one compilation for all of them."""
+    training = tiny().training
+    training.compute_dtype = Dtype.float32
+    teacher = rms_teacher(torch.ones(32), torch.randn(96, 32) * 0.3, 1e-5)
+    results = []
+    for training.compile in (False, True):
+        module = sharded(new_draft(), teacher, training)
+        for length in (40, 57, 23):
+            module.unroll(packed(Documents.random((length, 3), (9, 2)), training.unroll_steps)).loss.backward()
+        results.append([cast(DTensor, parameter.grad).full_tensor() for parameter in module.draft.parameters()])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

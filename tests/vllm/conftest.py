@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from xdist.scheduler import LoadFileScheduling
 
 from eyas.cli.compose import compose
 from eyas.serving.server import serving
@@ -21,7 +22,8 @@ from served import WITH_WORKER, Served, vllm_config
 
 collect_ignore_glob = [] if "EYAS_VLLM" in os.environ else ["*"]
 
-SHARE_A_SERVER = {"test_answers", "test_probe", "test_serving"}
+FIRST_PROCESS = {"test_answers", "test_evaluation", "test_probe", "test_serving"}
+"""Files that share `served`, and those that make the two processes take about as long."""
 
 # vLLM's attention on a CPU has no kernel for the tiny verifier's heads of 8.
 SMALL = {
@@ -37,13 +39,16 @@ SMALL = {
 }
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `--dist loadgroup`, which reads the marks in a hook of its own."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            group = "served" if item.path.stem in SHARE_A_SERVER else item.path.stem
-            item.add_marker(pytest.mark.xdist_group(group))
+class TwoProcesses(LoadFileScheduling):
+    """Deals the files to two processes. (The marks of `--dist loadgroup` do nothing: pytest 9.2 ignores what xdist 3.8 sets.)"""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = Path(nodeid.split("::")[0])
+        return "first" if file.stem in FIRST_PROCESS else "second"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> TwoProcesses:
+    return TwoProcesses(config, log)
 
 
 @pytest.fixture(scope="session")

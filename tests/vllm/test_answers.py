@@ -11,6 +11,7 @@ from eyas.cli.compose import compose
 from eyas.config import Config
 from eyas.data.prepare import prepare
 from eyas.data.responses import generate
+from eyas.data.shapes import ANSWER_TO_COME
 from eyas.data.tokens import Tokens
 from eyas.errors import EyasError
 from eyas.serving.client import Request, send
@@ -114,6 +115,21 @@ def test_several_samples_differ_and_are_the_same_again(configured: Callable[...,
         found.append([json.loads(line)["messages"][-1]["content"] for line in text.splitlines()])
     assert found[0] == found[1]
     assert len({*found[0]}) == 3
+
+
+def test_questions_alone_are_answered(configured: Callable[..., Config], tmp_path: Path) -> None:
+    """As MT-Bench has them; the second turn is not asked, since a random verifier's first answer is cut."""
+    file = tmp_path / "question.jsonl"
+    file.write_text('{"question_id": 81, "turns": ["One?", "Two?"]}\n{"question_id": 82, "turns": ["Three?"]}\n')
+    config = configured(f"data.path={file}", "generation.max_tokens=12", "data.responses=auto", "experiment=none")
+    generate(config)
+    lines = (responses_artifact(config).directory / "responses-00000.jsonl").read_text().splitlines()
+    talks = [json.loads(line)["messages"] for line in lines]
+    assert [(talk[0]["content"], [it["role"] for it in talk]) for talk in talks] == [
+        ("One?", ["user", "assistant"]),
+        ("Three?", ["user", "assistant"]),
+    ]
+    assert all(talk[1]["content"] != ANSWER_TO_COME for talk in talks)
 
 
 def test_rows_without_turns_are_refused(configured: Callable[..., Config], tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from eyas.artifact import write_file
+from eyas.artifact import full_disk_explained, write_file
 from eyas.capture.stage import proof, refuse_full_disk
 from eyas.capture.supply import Supply
 from eyas.capture.vllm import in_vllm
@@ -26,10 +26,11 @@ def main(directory: Path) -> None:
     run = Run(directory)
     config = load_config(run.config_file)
     window = Window(run.window, Tokens(tokens_artifact(config).directory))
-    try:
-        supply(config, run, window)
-    finally:
-        window.end()
+    with full_disk_explained(window.directory):
+        try:
+            supply(config, run, window)
+        finally:
+            window.end()
 
 
 def supply(config: Config, run: Run, window: Window) -> None:

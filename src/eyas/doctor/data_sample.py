@@ -82,7 +82,7 @@ def take_sample(config: Config, make: RowMaker) -> Sample:
             to_be_answered = not responses_artifact(config).exists()
             it.data = config.data if to_be_answered else answered_data(config)
         with redirect_stdout(printed):  # it says where the first bad row stands; the tokens stage will print it all
-            for dealt in islice(deal(_readable(it.data), it.counts), NUM_CONVERSATIONS):
+            for dealt in islice(deal(_readable(it.data), it.counts, unanswered=to_be_answered), NUM_CONVERSATIONS):
                 it.dealt.append(dealt)
                 size += len(str(dealt.example))
                 if size > MAX_CHARACTERS:

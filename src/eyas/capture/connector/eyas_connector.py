@@ -25,12 +25,13 @@ class HostStatesConnector(ExampleHiddenStatesConnector):  # type: ignore[misc]
     def _submit_async_write(self, pending: PendingSave) -> None:
         if not self._is_tp_rank_zero:
             return
-        cache_BLSH, num_tokens = self._kv_cache, len(pending.token_ids)
-        place_T = torch.arange(num_tokens)
-        block_T = torch.tensor(pending.block_ids)[place_T // self._block_size]
+        # A request that its client has given up may have blocks for a part of its tokens, or for none. Nobody reads its file.
+        num_tokens = min(len(pending.token_ids), len(pending.block_ids) * self._block_size)
+        cache_BLSH, place_T = self._kv_cache, torch.arange(num_tokens)
+        block_T = torch.tensor(pending.block_ids, dtype=torch.long)[place_T // self._block_size]
         # Indexing copies: the blocks may be given to another request from here on.
         hidden_TLH = cache_BLSH[block_T, :, place_T % self._block_size].contiguous()
-        tensors = {"hidden_states": hidden_TLH, "token_ids": pending.token_ids.clone()}
+        tensors = {"hidden_states": hidden_TLH, "token_ids": pending.token_ids[:num_tokens].clone()}
         layer_ids = self._vllm_config.speculative_config.draft_model_config.hf_config.eagle_aux_hidden_state_layer_ids
         lock = self._lock_fds.pop(pending.req_id, None)
         future = self._executor.submit(_write, tensors, pending.filename, {"layer_ids": str([*layer_ids])}, lock)
