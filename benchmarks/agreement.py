@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from benchmarks.contenders import ARITHMETIC, Inputs, eyas_row, speculators_model, speculators_row
 from benchmarks.rows import Documents
-from eyas.config import Loss
 from eyas.draft.loss import position_loss
+from eyas.training.schema import Loss
 from eyas.verifier.teacher import DraftTeacher, Teacher
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import typing
 from collections.abc import Iterator
+from enum import Enum
 from typing import Any
 
 from eyas.errors import EyasError
@@ -16,6 +17,13 @@ def at_least(key: str, value: float, least: float) -> None:
     """
     if value < least:
         raise EyasError(f"{key}={value}: must be at least {least}")
+
+
+class Dtype(Enum):
+    """A floating-point type, by torch's name."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
 
 
 OPEN = {"open": True}

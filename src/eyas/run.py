@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Self
 import yaml
 
 from eyas.artifact import locked, read_manifest, write_file
-from eyas.config import Config, ExportFormat, config_yaml, flatten
+from eyas.config import Config, config_yaml, flatten
 from eyas.draft.given import PROVENANCE_FILE
+from eyas.draft.schema import ExportFormat
 from eyas.errors import EyasError
 from eyas.stages import measurement_identity, run_identity
 

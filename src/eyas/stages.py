@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from eyas.artifact import Artifact, fingerprint, read_manifest, sampled_identity, sha256_of
-from eyas.config import CaptureEngine, Config, Engine, to_dict
+from eyas.capture.schema import CaptureEngine
+from eyas.config import Config, to_dict
 from eyas.data.mixture import mixture_identity, split_identity
 from eyas.data.schema import DataConfig, Responses, SourceConfig
 from eyas.data.shapes import Shape as RowShape
@@ -17,6 +18,7 @@ from eyas.data.sources import Files, find_source
 from eyas.draft.given import content, find_draft
 from eyas.draft.shape import Shape, resolve_shape
 from eyas.errors import EyasError
+from eyas.evaluation.schema import Engine
 from eyas.verifier.facts import VerifierFacts, resolve
 from eyas.verifier.locate import locate
 from eyas.verifier.schema import Renderer

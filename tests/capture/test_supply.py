@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from eyas.capture.schema import Keep
 from eyas.capture.supply import Supply
-from eyas.config import Config, Keep
+from eyas.config import Config
 from eyas.data.plan import Plan
 from eyas.data.tokens import Tokens
 from eyas.data.window import Window

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, run
+from eyas.capture.schema import CaptureEngine
 from eyas.cli.compose import compose
-from eyas.config import CaptureEngine, Config, Engine, config_yaml, load_config, to_dict
+from eyas.config import Config, config_yaml, load_config, to_dict
 from eyas.errors import EyasError
+from eyas.evaluation.schema import Engine
 
 OPTIONS = sorted(
     f"{path.parent.relative_to(ROOT / 'conf')}={path.stem}"

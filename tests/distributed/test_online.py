@@ -11,10 +11,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from eyas.capture.schema import Keep
 from eyas.cli.compose import Composed
 from eyas.cli.train import train
-from eyas.config import Config, Engine, Keep
+from eyas.config import Config
 from eyas.data.store import StateStore
+from eyas.evaluation.schema import Engine
 from eyas.run import Run, read_metrics
 from eyas.stages import states_artifact
 from small_disk import fill, small_disk

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 from transformers import DynamicCache
 
-from eyas.config import Loss
 from eyas.data.positions import shift
 from eyas.draft.model import Draft
 from eyas.draft.unroll import Unrolled
+from eyas.training.schema import Loss
 from eyas.verifier.teacher import Teacher
 
 NaiveLoss = Callable[[Tensor, Tensor, Tensor], Tensor]

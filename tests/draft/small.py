@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eyas.config import DraftArchitecture, DraftConfig, DraftVocabulary, Loss
 from eyas.data.positions import plan_unroll
 from eyas.draft.loss import PositionLoss, position_loss
 from eyas.draft.model import Draft, draft_config
+from eyas.draft.schema import DraftArchitecture, DraftConfig, DraftVocabulary
 from eyas.draft.shape import Shape
 from eyas.draft.unroll import Unrolled
+from eyas.training.schema import Loss
 from eyas.verifier.facts import Arithmetic
 from eyas.verifier.schema import NormCast, NormKind, Target
 from eyas.verifier.teacher import DraftTeacher, Teacher

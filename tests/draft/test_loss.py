@@ -5,10 +5,10 @@ import torch
 from naive import NAIVE_LOSSES
 from torch import Tensor
 
-from eyas.config import Loss
 from eyas.data.positions import plan_unroll
 from eyas.draft.judge import judge
 from eyas.draft.loss import LOSSES, Predicted, position_loss
+from eyas.training.schema import Loss
 from eyas.verifier.teacher import Targets
 
 

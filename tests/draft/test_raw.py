@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from small import SHAPE, options
 
-from eyas.config import Config, DraftArchitecture
+from eyas.config import Config
 from eyas.draft.model import Draft, draft_config
 from eyas.draft.raw import compare_raw, save_raw
+from eyas.draft.schema import DraftArchitecture
 from eyas.draft.shape import Shape, check_raw, misfits
 from eyas.errors import EyasError
 

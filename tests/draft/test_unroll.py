@@ -11,10 +11,11 @@ from speculators.losses.utils import resolve_loss_config
 from speculators.models.eagle3 import Eagle3DraftModel
 from torch import Tensor
 
-from eyas.config import DraftArchitecture, Loss
 from eyas.data.positions import answer_run, shift, supervised, target_positions
 from eyas.draft.loss import position_loss
 from eyas.draft.model import Draft
+from eyas.draft.schema import DraftArchitecture
+from eyas.training.schema import Loss
 from eyas.verifier.teacher import Targets, Teacher
 
 

@@ -11,12 +11,14 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from eyas.config import Config, Dtype, Loss, TrainingConfig
+from eyas.config import Config
 from eyas.data.loader import PackedRow
 from eyas.data.positions import plan_unroll
 from eyas.draft import loss
 from eyas.draft.model import Draft
+from eyas.fields import Dtype
 from eyas.training.module import DraftTraining
+from eyas.training.schema import Loss, TrainingConfig
 from eyas.verifier.teacher import DraftTeacher, Targets, Teacher
 
 

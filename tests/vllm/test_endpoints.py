@@ -19,11 +19,12 @@ from transformers import AutoModelForCausalLM
 
 from eyas.capture.assembly import request
 from eyas.capture.extraction import arguments
+from eyas.capture.schema import Keep
 from eyas.capture.stage import capture
 from eyas.capture.vllm import in_vllm
 from eyas.cli.compose import Composed, compose
 from eyas.cli.train import train
-from eyas.config import Config, Keep
+from eyas.config import Config
 from eyas.data.prepare import prepare
 from eyas.data.store import StateStore
 from eyas.errors import EyasError

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from eyas.capture.schema import CaptureEngine
 from eyas.capture.stage import capture
-from eyas.config import CaptureEngine, load_config
+from eyas.config import load_config
 from eyas.process import child_main
 
 

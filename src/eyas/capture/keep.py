@@ -8,8 +8,9 @@ from pathlib import Path
 
 from eyas.artifact import remove
 from eyas.capture.parity import Parity
+from eyas.capture.schema import Keep
 from eyas.capture.stage import capture
-from eyas.config import Config, Keep, load_config
+from eyas.config import Config, load_config
 from eyas.data.store import Document, plan_shards, shard_name
 from eyas.data.tokens import Tokens
 from eyas.data.window import Window

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 from eyas.artifact import full_disk_explained, write_file
+from eyas.capture.schema import Keep
 from eyas.capture.stage import proof, refuse_full_disk
 from eyas.capture.supply import Supply
 from eyas.capture.vllm import in_vllm
-from eyas.config import Config, Keep, load_config
+from eyas.config import Config, load_config
 from eyas.data.plan import Plan
 from eyas.data.tokens import Tokens
 from eyas.data.window import Window

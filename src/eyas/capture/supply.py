@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from eyas.capture.assembly import request
-from eyas.config import Keep
+from eyas.capture.schema import Keep
 from eyas.data.plan import Plan
 from eyas.data.window import Window
 from eyas.serving.client import Request

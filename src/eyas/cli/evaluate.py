@@ -7,10 +7,11 @@ from eyas.artifact import remove, write_file
 from eyas.cli import train
 from eyas.cli.compose import Composed, compose, from_command_line, saved_overrides
 from eyas.compare.report import print_summary, write_report
-from eyas.config import Config, Engine, config_yaml, load_config
+from eyas.config import Config, config_yaml, load_config
 from eyas.draft.given import PROVENANCE_FILE, find_draft, short_name, trained_for
 from eyas.draft.handover import check_provenance
 from eyas.errors import EyasError
+from eyas.evaluation.schema import Engine
 from eyas.process import run_child
 from eyas.run import Measurement, Run
 from eyas.stages import check_server

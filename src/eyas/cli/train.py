@@ -10,9 +10,10 @@ from pathlib import Path
 from eyas.artifact import read_manifest, write_file
 from eyas.cli.compose import Composed, from_command_line
 from eyas.compare.report import print_summary, write_report
-from eyas.config import Accelerator, Config, Engine, config_yaml, to_dict
+from eyas.config import Config, config_yaml, to_dict
 from eyas.data.report import changed, dropped, print_report, read_examples
 from eyas.errors import EyasError
+from eyas.evaluation.schema import Engine
 from eyas.process import run_child
 from eyas.run import Run
 from eyas.serving.command import beside_the_server
@@ -25,6 +26,7 @@ from eyas.stages import (
     states_artifact,
     tokens_artifact,
 )
+from eyas.training.schema import Accelerator
 from eyas.verifier.locate import to_be_made
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from eyas.artifact import building, complete, write_file
-from eyas.config import Config, GenerationConfig, load_config
+from eyas.config import Config, load_config
 from eyas.data.conversations import Conversation
 from eyas.data.mixture import mixed
+from eyas.data.schema import GenerationConfig
 from eyas.errors import EyasError
 from eyas.process import child_main
 from eyas.progress import Progress

@@ -117,3 +117,28 @@ class DataConfig(SourceConfig):
     def sources(self) -> dict[str, SourceConfig]:
         """What is read, by name: the mixture, or this one source."""
         return self.mixture or {self.name: self}
+
+
+@dataclass(kw_only=True)
+class GenerationConfig:
+    """How the verifier answers anew, where `data.responses` has it answer."""
+
+    temperature: float = MISSING
+    top_p: float = MISSING
+    max_tokens: int = MISSING
+    """Of one answer; a longer one is cut, marked so, and its closing token not learnt."""
+    samples: int = MISSING
+    """Answers to each conversation."""
+    seed: int = MISSING
+
+    def __post_init__(self) -> None:
+        at_least("generation.temperature", self.temperature, 0)
+        at_least("generation.max_tokens", self.max_tokens, 1)
+        at_least("generation.samples", self.samples, 1)
+        if not 0 < self.top_p <= 1:
+            raise EyasError(f"generation.top_p={self.top_p}: must be above 0 and at most 1")
+        if self.samples > 1 and self.temperature == 0:
+            raise EyasError(
+                f"generation.samples={self.samples} with generation.temperature=0: they would all be the same; raise the "
+                "temperature"
+            )

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from eyas.config import CaptureEngine, Config
+from eyas.capture.schema import CaptureEngine
+from eyas.config import Config
 from eyas.doctor.findings import Finding, Verdict
 from eyas.verifier.checkpoint import Checkpoint
 from eyas.verifier.language import language_config, quantization_block

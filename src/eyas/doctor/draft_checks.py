@@ -14,13 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eyas.config import Config, Engine, ExportFormat
+from eyas.config import Config
 from eyas.doctor.deployment import deployment
 from eyas.doctor.findings import Finding, Verdict
 from eyas.doctor.subject import failure
 from eyas.draft.handover import check_provenance
+from eyas.draft.schema import ExportFormat
 from eyas.draft.shape import Shape, check_raw, misfits
 from eyas.errors import EyasError
+from eyas.evaluation.schema import Engine
 from eyas.run import Run, read_metrics
 from eyas.stages import draft_shape
 from eyas.verifier.locate import locate

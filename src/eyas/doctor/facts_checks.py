@@ -8,12 +8,14 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from eyas.config import CaptureEngine, Config, Engine
+from eyas.capture.schema import CaptureEngine
+from eyas.config import Config
 from eyas.doctor.family import model_type
 from eyas.doctor.findings import Finding, Verdict
 from eyas.doctor.subject import EXPECTED, Check, Subject, failure
 from eyas.draft.shape import Shape, resolve_shape
 from eyas.errors import EyasError
+from eyas.evaluation.schema import Engine
 from eyas.verifier.checkpoint import Checkpoint
 from eyas.verifier.facts import resolve
 from eyas.verifier.library import Entry

@@ -13,11 +13,12 @@ from torch import Tensor
 from eyas.capture.modules import Modules, find_modules
 from eyas.capture.parity import TIMES_WORSE, alternatives, compare, confusable, embeds, own_logits
 from eyas.capture.tap import load_verifier
-from eyas.config import Accelerator, Config
+from eyas.config import Config
 from eyas.doctor.findings import Finding, Verdict
 from eyas.doctor.prompts import token_ids
 from eyas.doctor.subject import failure
 from eyas.errors import EyasError
+from eyas.training.schema import Accelerator
 from eyas.verifier.checkpoint import Checkpoint
 from eyas.verifier.facts import VerifierFacts
 from eyas.verifier.schema import NormKind, Target

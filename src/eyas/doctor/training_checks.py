@@ -3,11 +3,14 @@
 import torch
 
 from eyas.capture.refusal import refuse_what_vllm_cannot
-from eyas.config import Accelerator, CaptureEngine, Config, Engine
+from eyas.capture.schema import CaptureEngine
+from eyas.config import Config
 from eyas.doctor.findings import Finding, Verdict
 from eyas.doctor.subject import failure
 from eyas.errors import EyasError
+from eyas.evaluation.schema import Engine
 from eyas.stages import check_server, served_stages, verifier_facts
+from eyas.training.schema import Accelerator
 from eyas.training.third_party import check
 from eyas.verifier.language import quantization_block
 from eyas.verifier.locate import locate

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from eyas.artifact import provenance, publish, read_manifest, remove, write_file
-from eyas.config import Config, ExportFormat, load_config
+from eyas.config import Config, load_config
 from eyas.draft.build import build_draft
 from eyas.draft.given import PROVENANCE_FILE
 from eyas.draft.handover import CARD, card, gather, raw_card
 from eyas.draft.model import DECODING_ATTENTION, Draft
 from eyas.draft.raw import compare_raw, save_raw
+from eyas.draft.schema import ExportFormat
 from eyas.draft.shape import check_raw
 from eyas.draft.vocabulary import from_mappings
 from eyas.errors import EyasError

@@ -10,10 +10,11 @@ from typing import Any
 import yaml
 
 from eyas.artifact import read_manifest, write_file
-from eyas.config import Config, Engine
+from eyas.config import Config
 from eyas.draft.given import PROVENANCE_FILE
 from eyas.draft.shape import Shape
 from eyas.errors import EyasError
+from eyas.evaluation.schema import Engine
 from eyas.run import Run, read_metrics
 from eyas.serving.command import draft_args, served_checkpoint, verifier_args
 from eyas.stages import draft_shape, tokens_artifact

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyas.config import Config, DraftVocabulary
+from eyas.config import Config
 from eyas.draft.model import Draft
+from eyas.draft.schema import DraftVocabulary
 from eyas.draft.shape import Shape
 from eyas.draft.stored import read_stored
 from eyas.errors import EyasError

@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from eyas.config import Loss
+from eyas.training.schema import Loss
 from eyas.verifier.teacher import Targets
 
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 from transformers import DynamicCache, LlamaConfig, PretrainedConfig, Qwen3Config
 
-from eyas.config import DraftArchitecture, DraftConfig
 from eyas.data.positions import Rows, UnrollPlan, shift
 from eyas.draft.judge import Judged, judge
 from eyas.draft.layers import FirstUnrolledLayer, UnrolledLayer, Unrolling
 from eyas.draft.loss import PositionLoss
+from eyas.draft.schema import DraftArchitecture, DraftConfig
 from eyas.draft.shape import Shape
 from eyas.draft.unroll import Unrolled, unroll
 from eyas.draft.vocabulary import to_mappings

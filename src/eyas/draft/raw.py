@@ -14,9 +14,10 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, PretrainedConfig
 
 from eyas.artifact import write_file
-from eyas.config import Config, DraftVocabulary
+from eyas.config import Config
 from eyas.draft.initial import initial_draft
 from eyas.draft.model import Draft
+from eyas.draft.schema import DraftVocabulary
 from eyas.draft.shape import Shape
 from eyas.draft.stored import FLAGS
 from eyas.errors import EyasError

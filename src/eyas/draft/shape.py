@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from eyas.config import Config, DraftArchitecture, DraftConfig
+from eyas.config import Config
+from eyas.draft.schema import DraftArchitecture, DraftConfig
 from eyas.errors import EyasError, checking
 from eyas.verifier.facts import VerifierFacts
 

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from eyas.config import Engine, load_config
+from eyas.config import load_config
+from eyas.evaluation.schema import Engine
 from eyas.process import child_main
 from eyas.run import Run
 

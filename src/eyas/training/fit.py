@@ -11,7 +11,8 @@ import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.loggers.logger import Logger
 
-from eyas.config import Accelerator, CaptureEngine, Config, load_config, to_dict
+from eyas.capture.schema import CaptureEngine
+from eyas.config import Config, load_config, to_dict
 from eyas.data.loader import PackedLoader, RowReader, StepRows, ValidationLoader
 from eyas.data.plan import Plan
 from eyas.data.positions import TARGETS_AT_ONCE, TARGETS_AT_ONCE_ON_GPU, plan_unroll
@@ -30,6 +31,7 @@ from eyas.training.checkpoints import Checkpoints
 from eyas.training.module import DraftTraining
 from eyas.training.pause import Pause
 from eyas.training.record import HandsBack, KeepsTokens, MetricsCsv, ProgressLines
+from eyas.training.schema import Accelerator
 from eyas.training.third_party import build
 from eyas.verifier.locate import locate
 from eyas.verifier.teacher import DraftTeacher, Teacher

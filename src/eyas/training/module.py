@@ -19,7 +19,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from eyas.config import TrainingConfig
 from eyas.data.loader import PackedRow, StepRows
 from eyas.draft.loss import position_loss
 from eyas.draft.model import Draft
@@ -27,6 +26,7 @@ from eyas.draft.unroll import Unrolled
 from eyas.errors import EyasError
 from eyas.training.behind import OneBehind
 from eyas.training.metrics import FIELDS, acceptance, stacked
+from eyas.training.schema import TrainingConfig
 from eyas.training.third_party import Builder
 from eyas.verifier.teacher import DraftTeacher
 

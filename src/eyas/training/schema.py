@@ -1,0 +1,83 @@
+"""Training, as its configuration groups `training` and `trainer` describe it. Torch-free."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+from eyas.errors import EyasError
+from eyas.fields import Dtype, at_least
+
+
+class Loss(Enum):
+    """What the draft is trained to match (`draft/loss.py`)."""
+
+    kl = "kl"  # the teacher's distribution
+    ce = "ce"  # its most likely token
+    nla = "nla"  # acceptance: -log sum min(p, q)
+    lk_hybrid = "lk_hybrid"  # kl first, then acceptance
+
+
+class Accelerator(Enum):
+    """Where the verifier and the draft run."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+@dataclass(kw_only=True)
+class TrainingConfig:
+    """Our training loop; the optimizer and the schedule have groups of their own."""
+
+    unroll_steps: int = MISSING
+    """Draft steps unrolled per training step (training-time test)."""
+    step_weight_decay: float = MISSING
+    """Unroll step k weighs step_weight_decay ** k in the loss."""
+    loss: Loss = MISSING
+    row_length: int = MISSING
+    """Tokens of a packed row."""
+    rows_per_step: int = MISSING
+    """Packed rows of one optimizer step, over all devices."""
+    max_steps: int | None = MISSING
+    """Length in optimizer steps; null: `epochs` decides."""
+    epochs: float | None = MISSING
+    """Length in passes over the data; null: `max_steps` decides."""
+    compute_dtype: Dtype = MISSING
+    """Type of the forward and backward; master weights and optimizer stay float32."""
+    compile: bool = MISSING
+    """Compile what consists of many small operations (torch.compile): a minute at the start, less time per step."""
+    activation_checkpointing: bool = MISSING
+    """Compute the feed-forward network's activations again in the backward: less memory, more time."""
+    clip_norm: float = MISSING
+    log_every_n_steps: int = MISSING
+    validate_every_n_steps: int = MISSING
+    checkpoint_every_n_steps: int = MISSING
+    keep_checkpoints: int = MISSING
+    """Newest checkpoints that stay on disk."""
+
+    def __post_init__(self) -> None:
+        for key in ("unroll_steps", "row_length", "rows_per_step", "log_every_n_steps", "validate_every_n_steps"):
+            at_least(f"training.{key}", getattr(self, key), 1)
+        at_least("training.checkpoint_every_n_steps", self.checkpoint_every_n_steps, 1)
+        at_least("training.keep_checkpoints", self.keep_checkpoints, 1)
+        if self.clip_norm <= 0 or (self.epochs or 1) <= 0 or (self.max_steps is not None and self.max_steps < 1):
+            raise EyasError(
+                f"training.clip_norm={self.clip_norm}, training.epochs={self.epochs}, training.max_steps={self.max_steps}: "
+                "each must be positive"
+            )
+        if (self.max_steps is None) == (self.epochs is None):
+            raise EyasError(
+                f"training.max_steps is {self.max_steps} and training.epochs is {self.epochs}: "
+                "exactly one of them sets the length, the other must be null"
+            )
+
+
+@dataclass(kw_only=True)
+class TrainerConfig:
+    """Devices and the strategy: the arguments of lightning.Trainer that describe hardware, nothing else."""
+
+    accelerator: Accelerator = MISSING
+    devices: int = MISSING
+    num_nodes: int = MISSING
+    strategy: dict[str, Any] = MISSING
