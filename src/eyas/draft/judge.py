@@ -67,10 +67,10 @@ class _Judge(torch.autograd.Function):
         hit_R = torch.zeros(len(state_RH), dtype=torch.bool, device=state_RH.device)
         loss_K, trained_K = torch.zeros_like(weight_K, dtype=wide), torch.zeros_like(weight_K, dtype=wide)
         for chunk in plan.chunks:
-            state_NH, step_NK = state_RH[chunk.row_N], chunk.step_NK.to(wide)
+            state_NH, step_NK = state_RH.index_select(0, chunk.row_N), chunk.step_NK.to(wide)
             mine = targets(chunk.targets).take(chunk.target_N)
             token_N, loss_N, d_logits_ND = loss((state_NH @ head_DH.T).to(wide), mine)
-            hit_R[chunk.row_N] = token_N == mine.token_N
+            hit_R.index_copy_(0, chunk.row_N, token_N == mine.token_N)
             trained_N = (mine.token_N >= 0).to(wide)
             trained_K += trained_N @ step_NK
             loss_K += (loss_N * trained_N) @ step_NK
@@ -78,7 +78,7 @@ class _Judge(torch.autograd.Function):
                 continue
             d_logits_ND = d_logits_ND.to(head_DH.dtype)
             weight_N1 = (trained_N * (step_NK @ weight_K.to(wide)))[:, None].to(head_DH.dtype)
-            d_state_RH[chunk.row_N] = (d_logits_ND @ head_DH) * weight_N1
+            d_state_RH.index_copy_(0, chunk.row_N, (d_logits_ND @ head_DH) * weight_N1)
             if d_head_DH is not None:
                 d_head_DH += d_logits_ND.T @ (state_NH * weight_N1)
         ctx.save_for_backward(d_state_RH, *([] if d_head_DH is None else [d_head_DH.to(head_DH.dtype)]))

@@ -1,6 +1,7 @@
 """A layer of the draft, as the unroll runs it: step after step over fewer rows, against the keys that it has so far.
 
-The modules and their weights are speculators' and transformers'; only the order of the work is ours. The first layer reads
+The modules and their weights are speculators' and transformers'; only the order of the work is ours. Rows are taken by
+`index_select`, whose gradient is a plain addition of rows; that of indexing is serial on a CPU. The first layer reads
 tokens and states side by side, so its projections are sums of two: what a token adds doesn't depend on the step and is made
 once for the whole row.
 
@@ -53,11 +54,11 @@ class UnrolledLayer:
         if step == 0:
             self.key_Thd, self.value_Thd = self.turned(key, rotary_T, "k_norm"), value
             self.own_key_sNhd = self.own_value_sNhd = key.new_empty((0, len(rows.positions_N), *key.shape[1:]))
-            normed, residual = normed[rows.positions_N], residual[rows.positions_N]
+            normed, residual = (it.index_select(0, rows.positions_N) for it in (normed, residual))
         else:
             key = self.turned(key, rotary_N, "k_norm")
-            self.own_key_sNhd = torch.cat([self.own_key_sNhd[:, rows.kept_N], key[None]])
-            self.own_value_sNhd = torch.cat([self.own_value_sNhd[:, rows.kept_N], value[None]])
+            self.own_key_sNhd = torch.cat([self.own_key_sNhd.index_select(1, rows.kept_N), key[None]])
+            self.own_value_sNhd = torch.cat([self.own_value_sNhd.index_select(1, rows.kept_N), value[None]])
         query_Nqd = self.turned(self.heads(self.queries(normed, rows)), rotary_N, "q_norm")
         seen_Nqd = attend(
             query_Nqd,
@@ -115,7 +116,7 @@ class FirstUnrolledLayer(UnrolledLayer):
         query, key, value = self.attention.q_proj, self.attention.k_proj, self.attention.v_proj
         # Split once: the gradients of the halves are put together once.
         of_token, self.of_hidden = zip(*(it.weight.split(size, dim=1) for it in (query, key, value)), strict=True)
-        self.token_query = linear(token_TH[rows.positions_N], of_token[0], query.bias)
+        self.token_query = linear(token_TH.index_select(0, rows.positions_N), of_token[0], query.bias)
         self.token_key, self.token_value = (
             linear(token_TH, of_token[1], key.bias),
             linear(token_TH, of_token[2], value.bias),
@@ -126,10 +127,11 @@ class FirstUnrolledLayer(UnrolledLayer):
         return normed, normed if self.layer.norm_before_residual else state
 
     def queries(self, normed_NH: Tensor, rows: Rows) -> Tensor:
-        return self.token_query[rows.ahead_N] + linear(normed_NH, self.of_hidden[0])
+        return self.token_query.index_select(0, rows.ahead_N) + linear(normed_NH, self.of_hidden[0])
 
     def keys_and_values(self, normed: Tensor, rows: Rows, step: int) -> tuple[Tensor, Tensor]:
         token_key, token_value = (
-            it if step == 0 else it[rows.positions_N + step] for it in (self.token_key, self.token_value)
+            it if step == 0 else it.index_select(0, rows.positions_N + step)
+            for it in (self.token_key, self.token_value)
         )
         return token_key + linear(normed, self.of_hidden[1]), token_value + linear(normed, self.of_hidden[2])

@@ -48,8 +48,8 @@ def unroll(draft_step: DraftStep, judge: Callable[[Tensor], Judged], hidden_TH: 
     states = []
     hidden = hidden_TH
     for step, rows in enumerate(plan.steps):
-        hidden, normed_NH = draft_step(hidden[rows.kept_N] if step else hidden, rows, step)
-        states.append(normed_NH[rows.judged_M])
+        hidden, normed_NH = draft_step(hidden.index_select(0, rows.kept_N) if step else hidden, rows, step)
+        states.append(normed_NH.index_select(0, rows.judged_M))
     judged = judge(torch.cat(states))
 
     reached_N, counts = None, []

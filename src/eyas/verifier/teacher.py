@@ -125,8 +125,8 @@ class DraftTeacher:
     def targets(self, state_NH: Tensor, token_N: Tensor) -> Targets:
         """The distribution over the draft vocabulary, and where in it the verifier's own tokens are."""
         logits_ND = self.part(state_NH)
-        lse_N = logits_ND.logsumexp(-1)
         probs_ND = logits_ND.softmax(-1)
+        lse_N = logits_ND.amax(-1) - probs_ND.amax(-1).log()
         entropy_N = lse_N - torch.linalg.vecdot(probs_ND, logits_ND)
         place_N = torch.searchsorted(self.draft_ids_D, token_N).clamp_max(len(self.draft_ids_D) - 1)
         return Targets(probs_ND, entropy_N, torch.where(self.draft_ids_D[place_N] == token_N, place_N, -1))
