@@ -86,17 +86,16 @@ class DraftTraining(lightning.LightningModule):
 
         optimizer = cast(Optimizer, self.optimizers())
         values = acceptance(totals_SK, self.step_weights_K)
-        values |= {"grad_norm": self.scale_and_clip(totals_SK), "lr": torch.tensor(optimizer.param_groups[0]["lr"])}
+        values |= {"grad_norm": self.scale_and_clip(totals_SK), "lr": self.number(optimizer.param_groups[0]["lr"])}
         self.refuse_unless_finite(self.verdicts.swap((self.global_step + 1, values["loss"], values["grad_norm"])))
         optimizer.step()
         optimizer.zero_grad()
         self.lr_schedulers().step()  # type: ignore[union-attr]
 
         seconds = time.monotonic() - started + batch.wait_seconds
-        num_tokens = self.summed(torch.tensor(float(batch.num_tokens), device=self.device))
         values |= {
-            "tokens_per_second": num_tokens / seconds,
-            "data_wait_share": torch.tensor(batch.wait_seconds / seconds),
+            "tokens_per_second": self.summed(self.number(batch.num_tokens)) / seconds,
+            "data_wait_share": self.number(batch.wait_seconds / seconds),
         }
         self.record("train", values)
 
@@ -154,9 +153,13 @@ class DraftTraining(lightning.LightningModule):
         """Over all ranks."""
         return cast(Tensor, self.trainer.strategy.reduce(values, reduce_op="sum"))
 
+    def number(self, value: float) -> Tensor:
+        """On the device, by a kernel there: a copy would wait for all that the device has yet to do."""
+        return torch.full((), float(value), device=self.device)
+
     def zeros(self) -> Tensor:
         return torch.zeros(len(FIELDS), self.training_config.unroll_steps, device=self.device)
 
     def record(self, stage: str, values: dict[str, Tensor]) -> None:
         """Log under the number of optimizer steps done; Lightning's own count starts at 0."""
-        self.log_dict({"step": float(self.global_step), **{f"{stage}/{name}": value for name, value in values.items()}})
+        self.log_dict({"step": self.number(self.global_step), **{f"{stage}/{name}": value for name, value in values.items()}})
