@@ -7,7 +7,7 @@ READY_VLLM := .venv-vllm/.ready
 # --no-compile: modules are compiled as they are imported, which is far fewer than are installed.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo test test-dist test-vllm check conformance stress clean
+.PHONY: demo test test-dist test-vllm check conformance stress chaos clean
 
 demo: $(READY)
 	$(BIN)/python train.py
@@ -32,6 +32,10 @@ conformance: $(READY_DEV)
 # Large files; writes docs/stress.md. About half an hour on two cores.
 stress: $(READY_DEV)
 	$(BIN)/python -m tests.stress.tokens
+
+# A run that is killed twenty times; writes docs/chaos.md. About ten minutes on two cores.
+chaos: $(READY_DEV)
+	$(BIN)/python -m tests.chaos
 
 check: $(READY_DEV)
 	$(BIN)/ruff check .

@@ -22,11 +22,11 @@ def small_disk(directory: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
-def fill(disk: Path) -> Path:
-    """A file that leaves no room."""
+def fill(disk: Path, *, leaving: int = 0) -> Path:
+    """A file that leaves no room, or so many bytes."""
     ballast, size = disk / "ballast", 0
     with ballast.open("wb") as stream:
-        while room := os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize:
+        while (room := os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize - leaving) > 0:
             with suppress(OSError):  # somebody else was faster: there is less room by now
                 os.posix_fallocate(stream.fileno(), size, room)
                 size += room

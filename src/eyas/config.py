@@ -17,6 +17,7 @@ from eyas.data.schema import DataConfig, GenerationConfig
 from eyas.draft.schema import DraftConfig, ExportConfig
 from eyas.errors import EyasError
 from eyas.evaluation.schema import EvaluationConfig
+from eyas.plan.schema import PlanConfig
 from eyas.serving.schema import ServerConfig
 from eyas.training.schema import Accelerator, TrainerConfig, TrainingConfig
 from eyas.verifier.schema import VerifierConfig
@@ -48,6 +49,7 @@ class Config:
     export: ExportConfig = MISSING
     evaluation: EvaluationConfig = MISSING
     server: ServerConfig = MISSING
+    plan: PlanConfig = MISSING
 
     def __post_init__(self) -> None:
         if self.training.row_length < self.data.max_length:

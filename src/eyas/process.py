@@ -5,80 +5,109 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from eyas.errors import EyasError
 
 EXPLAINED = 2
 """Exit code of a process that has already printed, in one line, what a user can mend."""
 
+PREEMPTED = 75
+"""Exit code after SIGTERM (EX_TEMPFAIL of sysexits.h): what is complete stays, and the same command carries on."""
+
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit code after Ctrl-C."""
+
 PARENT = "EYAS_PARENT"
 """Environment variable: the process id of the supervisor, for a child whose parent died before it could ask the kernel."""
 
-POLL_SECONDS = 0.2
+NO_COMPILER = "TORCHDYNAMO_DISABLE"
+"""Environment variable: with 1, what torch.compile was asked for runs as it is."""
+
 GRACE_SECONDS = 60.0
 """A child that is told to end gets so long."""
 
+Child = subprocess.Popen[bytes]
 
-def run_child(
-    module: str, argument: Path, *, beside: str | None = None, environment: Mapping[str, str] | None = None
-) -> None:
+
+def run_child(module: str, argument: Path) -> None:
     """Run `python -m module argument` to its end.
-
-    Args:
-        beside: A module that runs at the same time, with the same argument; it may end before, and is ended afterwards.
-        environment: More variables for `module`.
 
     Raises:
         SystemExit: with the exit code of the child that failed.
     """
-    helper = _start(beside, argument, {}) if beside else None
-    child = _start(module, argument, environment or {})
-    failed = module
+    child = start(module, argument)
     try:
-        while (code := _wait(child, POLL_SECONDS if helper else None)) is None:
-            if helper and (helper_code := helper.poll()):
-                failed, code = beside or "", helper_code
-                break
-        if helper and code == 0:
-            _wait(helper, GRACE_SECONDS)
+        with passing_sigterm_on([child]) as told:
+            code = child.wait()
     except KeyboardInterrupt:
-        code = child.wait()  # Ctrl-C reached the child as well; let it end
+        wait(child, GRACE_SECONDS)  # Ctrl-C reached the child as well; let it end
+        code = INTERRUPTED
     finally:
-        for started in filter(None, (child, helper)):
-            _stop(started)
-    if code not in (0, EXPLAINED, 128 + signal.SIGINT):
-        print(
-            f"eyas: {failed} stopped with exit code {code}; the same command carries on from what is complete",
-            file=sys.stderr,
-        )
+        stop(child)
+    if told and code in (0, -signal.SIGTERM):
+        code = PREEMPTED
     if code:
-        raise SystemExit(code if code > 0 else 128 - code)
+        leave(module, code)
 
 
-def _start(module: str, argument: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def start(module: str, argument: Path, environment: Mapping[str, str] | None = None, *, stderr: Any = None) -> Child:
+    """Start `python -m module argument`, with more variables in its environment."""
     # Stages print plain lines of their own; the libraries' progress bars would only tear them.
-    # Nothing here compiles; speculators would load torch's compiler at import, for algorithms that aren't used.
-    ours = {"TQDM_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1", PARENT: str(os.getpid())}
-    return subprocess.Popen([sys.executable, "-m", module, str(argument)], env={**os.environ, **ours, **environment})
+    # speculators would load torch's compiler at import, for algorithms that aren't used; only training may want it.
+    ours = {"TQDM_DISABLE": "1", NO_COMPILER: "1", PARENT: str(os.getpid())}
+    variables = {**os.environ, **ours, **(environment or {})}
+    return subprocess.Popen([sys.executable, "-m", module, str(argument)], env=variables, stderr=stderr)
 
 
-def _wait(child: subprocess.Popen[bytes], seconds: float | None) -> int | None:
+def wait(child: Child, seconds: float) -> int | None:
     """The exit code; None where it goes on after so many seconds."""
     with suppress(subprocess.TimeoutExpired):
         return child.wait(seconds)
     return None
 
 
-def _stop(child: subprocess.Popen[bytes]) -> None:
+def stop(child: Child) -> None:
     """End a child that still runs; what it started ends with it."""
     child.terminate()
-    if _wait(child, GRACE_SECONDS) is None:
+    if wait(child, GRACE_SECONDS) is None:
         child.kill()
         child.wait()
+
+
+@contextmanager
+def passing_sigterm_on(children: Sequence[Child]) -> Iterator[list[int]]:
+    """Whoever takes the machine back (SIGTERM) tells the supervisor: its children hear it too. Yields what came."""
+    told: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        told.append(number)
+        for child in children:
+            child.terminate()
+
+    before = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        yield told
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def leave(name: str, code: int, why: str = "") -> NoReturn:
+    """Say what has failed, unless it has said so itself, and leave with its exit code."""
+    carries_on = "the same command carries on from what is complete"
+    if code == PREEMPTED:
+        print(f"eyas: {name} was told to end (SIGTERM); {carries_on}", file=sys.stderr)
+    elif code not in (EXPLAINED, INTERRUPTED):
+        print(f"eyas: {name} {why or how_it_ended(code)}; {carries_on}", file=sys.stderr)
+    raise SystemExit(code if code > 0 else 128 - code)
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    return f"was killed ({signal.Signals(-code).name})" if code < 0 else f"stopped with exit code {code}"
 
 
 def child_main(stage: Callable[[Path], None]) -> NoReturn:
@@ -89,7 +118,7 @@ def child_main(stage: Callable[[Path], None]) -> NoReturn:
     except EyasError as error:
         fail(error)
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+        sys.exit(INTERRUPTED)
     sys.exit(0)
 
 
@@ -101,7 +130,7 @@ def fail(error: object) -> NoReturn:
 
 def die_with_parent() -> None:
     """Die when the supervisor is gone; in one of its children."""
-    parent = os.environ.pop(PARENT, None)  # popped: ranks that Lightning starts have another parent
+    parent = os.environ.pop(PARENT, None)  # popped: what a child starts has another parent
     die_with(os.getppid() if parent is None else int(parent))
 
 

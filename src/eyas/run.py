@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 import yaml
 
-from eyas.artifact import locked, read_manifest, write_file
+from eyas.artifact import MANIFEST, locked, read_manifest, write_file
 from eyas.config import Config, config_yaml, flatten
 from eyas.draft.given import PROVENANCE_FILE
 from eyas.draft.schema import ExportFormat
@@ -50,6 +50,14 @@ class Run:
     @property
     def checkpoints(self) -> Path:
         return self.directory / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        """What each of several ranks wrote to stderr, since the last start."""
+        return self.directory / "logs"
+
+    def log_of_rank(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank}.log"
 
     @property
     def draft(self) -> Path:
@@ -150,11 +158,19 @@ class Run:
         Raises:
             EyasError: there are checkpoints, but none is complete.
         """
-        found = sorted(path for path in self.checkpoints.glob("step-*") if path.suffix != ".partial")
-        whole = [path for path in found if read_manifest(path)]
-        if found and not whole:
-            raise EyasError(f"{self.checkpoints} holds checkpoints, but none is complete; move them away to start anew")
+        damage = {path: damage_of(path) for path in self.all_checkpoints()}
+        whole = [path for path, found in damage.items() if not found]
+        if damage and not whole:
+            path, found = damage.popitem()
+            raise EyasError(
+                f"{self.checkpoints} holds checkpoints, but none is complete (the newest, {path.name}: {found}); move them "
+                "away to start anew"
+            )
         return whole[-1] if whole else None
+
+    def all_checkpoints(self) -> list[Path]:
+        """Complete or damaged, oldest first."""
+        return sorted(path for path in self.checkpoints.glob("step-*") if path.suffix != ".partial")
 
     def trained_steps(self) -> int:
         """The step of the newest complete checkpoint; 0 before the first."""
@@ -192,6 +208,20 @@ class Measurement(Run):
     @staticmethod
     def identity(config: Config) -> dict[str, Any]:
         return measurement_identity(config)
+
+
+def damage_of(checkpoint: Path) -> str | None:
+    """What a checkpoint lacks; None where each file is there, as long as it was written."""
+    manifest = read_manifest(checkpoint)
+    if not manifest:
+        return f"no {MANIFEST}"
+    for name, size in manifest.get("files", {}).items():
+        file = checkpoint / name
+        if not file.exists():
+            return f"{name} is missing"
+        if (found := file.stat().st_size) != size:
+            return f"{name} has {found:,} bytes of {size:,}"
+    return None
 
 
 def length(config: Config) -> dict[str, Any]:

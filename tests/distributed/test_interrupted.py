@@ -1,47 +1,19 @@
-"""What interrupts a run: kill -9, a damaged file, a loss that blows up, a second process."""
+"""What interrupts a run: a pause to measure, a damaged file, a full disk, a loss that blows up, a second process."""
 
 import csv
 import json
+import os
+import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-from safetensors.torch import load_file
-
-from conftest import OPTIONS, ROOT, train
+from chaos import same_weights
+from conftest import OPTIONS, train
 from eyas.artifact import locked
-
-
-def wait_for(process: "subprocess.Popen[bytes]", happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not happened():
-        assert process.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def kill_when(directory: Path, happened: Callable[[], bool]) -> None:
-    """Start the run, kill -9 its supervisor at that moment, and see that its children are gone as well."""
-    process = subprocess.Popen(
-        [sys.executable, "train.py", *OPTIONS, f"outputs={directory}"], cwd=ROOT, stdout=-3, stderr=-3
-    )
-    wait_for(process, happened)
-    children = subprocess.run(["pgrep", "-P", str(process.pid)], text=True, capture_output=True).stdout.split()
-    assert children
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    time.sleep(0.5)
-    assert not [child for child in children if is_running(child)]
-
-
-def is_running(process: str) -> bool:
-    """Whether a process is there and no zombie that nobody has reaped yet."""
-    stat = Path(f"/proc/{process}/stat")
-    return stat.exists() and stat.read_text().rpartition(") ")[2][0] != "Z"
+from eyas.process import EXPLAINED
+from eyas.run import damage_of
+from running import Running
+from small_disk import fill, small_disk
 
 
 def test_measured_on_the_way_and_trained_to_the_same_weights(outputs: Path, tmp_path: Path) -> None:
@@ -60,46 +32,50 @@ def test_measured_on_the_way_and_trained_to_the_same_weights(outputs: Path, tmp_
         "step-00000030.json": 30,
     }
     assert f"| 15 | {kept['step-00000015.json']['tau']:.2f} |" in (tmp_path / "run" / "report.md").read_text()
-    ours, theirs = (load_file(directory / "run" / "draft" / "model.safetensors") for directory in (tmp_path, outputs))
-    assert all((ours[name] == theirs[name]).all() for name in theirs)
+    assert same_weights(tmp_path, outputs)
     with (tmp_path / "run" / "metrics.csv").open() as stream:
         validated = [int(row["step"]) for row in csv.DictReader(stream) if row["val/tau_sim"]]
     assert validated == [10, 15, 20, 30, 33]
 
 
-def test_killed_twice_and_carried_on_bit_for_bit(outputs: Path, tmp_path: Path) -> None:
-    def states(pattern: str) -> list[Path]:
-        return list((tmp_path / "store" / "states").glob(pattern))
+def test_a_truncated_checkpoint_is_left_aside(outputs: Path, tmp_path: Path) -> None:
+    """The one before it is used, and its own step comes out the same."""
+    shutil.copytree(outputs, tmp_path / "outputs")
+    newest = tmp_path / "outputs" / "run" / "checkpoints" / "step-00000033"
+    weights = newest / "__0_0.distcp"
+    size = weights.stat().st_size
+    os.truncate(weights, size - 1)
+    done = train(tmp_path / "outputs", "evaluation=none")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{newest} is left aside: __0_0.distcp has {size - 1:,} bytes of {size:,}\n" in done.stdout
+    assert "resumes at step 30: 33 steps" in done.stdout
+    assert damage_of(newest) is None
+    assert same_weights(tmp_path / "outputs", outputs)
 
-    kill_when(tmp_path, lambda: len(states("*.partial/shard-*.safetensors")) >= 3)
-    [partial] = states("*.partial")
-    assert not states("*/manifest.json")
-    shards = {path.name: path.stat().st_mtime_ns for path in partial.glob("*.safetensors")}
 
-    checkpoints = tmp_path / "run" / "checkpoints"
-    kill_when(tmp_path, lambda: (checkpoints / "step-00000020" / "manifest.json").exists())
-    [complete] = states("*")
-    assert all((complete / name).stat().st_mtime_ns == moment for name, moment in shards.items())
-    assert not (checkpoints / "step-00000033").exists()
-
-    done = train(tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "resumes at step 2" in done.stdout or "resumes at step 3" in done.stdout
-    assert done.stdout.splitlines()[-2:] == (outputs / "printed").read_text().splitlines()[-2:]
-
-    undisturbed = {path.name: path.read_bytes() for path in (outputs / "store" / "states").glob("*/*.safetensors")}
-    assert {path.name: path.read_bytes() for path in complete.glob("*.safetensors")} == undisturbed
-    ours, theirs = (load_file(directory / "run" / "draft" / "model.safetensors") for directory in (tmp_path, outputs))
-    assert ours.keys() == theirs.keys()
-    assert all((ours[name] == theirs[name]).all() for name in ours)
-
-    def numbers(directory: Path) -> list[dict[str, str]]:
-        with (directory / "run" / "metrics.csv").open() as stream:
-            rows = list(csv.DictReader(stream))
-        timed = ("train/tokens_per_second", "train/data_wait_share")
-        return [{key: value for key, value in row.items() if key not in timed} for row in rows]
-
-    assert numbers(tmp_path) == numbers(outputs)
+def test_a_disk_that_is_full_at_a_checkpoint(outputs: Path, tmp_path: Path) -> None:
+    """One line for all ranks; the checkpoint before is whole, and the same command carries on when there is room."""
+    options = [*OPTIONS, "training.max_steps=233", "trainer.devices=2", "evaluation=none"]
+    options += [
+        f"training.{what}_every_n_steps={steps}" for what, steps in (("log", 1), ("checkpoint", 200), ("validate", 200))
+    ]
+    with small_disk(tmp_path / "disk") as disk:
+        shutil.copytree(outputs, disk / "outputs")
+        running = Running.start(disk / "outputs", *options)
+        running.wait_for(lambda: running.steps() > 34)
+        ballast = fill(disk, leaving=1 << 17)
+        code, _, said = running.end()
+        assert code == EXPLAINED
+        assert said == (
+            f"eyas: error: the disk of {running.run.directory} is full: make room there, and the same command carries on "
+            "after what is whole\n"
+        )
+        assert running.run.trained_steps() == 33
+        assert not list(running.run.checkpoints.glob("*.partial"))
+        ballast.unlink()
+        code, printed, said = Running.start(disk / "outputs", *options).end()
+        assert (code, said) == (0, "")
+        assert "resumes at step 33: 233 steps" in printed
 
 
 def test_a_changed_shard_is_refused_by_name(outputs: Path, tmp_path: Path) -> None:
@@ -117,7 +93,9 @@ def test_a_loss_that_blows_up_stops_the_run_in_one_line(outputs: Path, tmp_path:
     directory = Path(shutil.copytree(outputs / "store", tmp_path / "store")).parent
     done = train(directory, "name=hot", "optimizer.lr=1e30", "evaluation=none")
     assert done.returncode == 2
-    assert "eyas: error: step " in done.stderr
+    assert re.match(
+        r"eyas: error: step \d+: loss .*, gradient norm .*, on documents \d+, .* of the tokens; ", done.stderr
+    )
     assert done.stderr.endswith("try a lower optimizer.lr under another name\n")
 
 

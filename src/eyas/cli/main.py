@@ -1,6 +1,7 @@
 """`eyas COMMAND ...`: the whole chain, or one stage of it.
 
     eyas train    key=value ...        conversations to a measured draft (as `python train.py`)
+    eyas plan     key=value ...        parameters, memory by part, steps, disk and time, before any GPU is taken
     eyas generate key=value ...        questions -> the verifier's own answers (as data.responses does by itself)
     eyas prepare  key=value ...        conversations -> tokens and loss mask, in figures and examples
     eyas capture  key=value ...        tokens -> the verifier's hidden states
@@ -25,13 +26,22 @@ from eyas.cli.compose import Composed, command_line_without, compose, from_comma
 from eyas.cli.evaluate import evaluate
 from eyas.cli.inspect import inspect, list_verifiers
 from eyas.compare.report import write_report
-from eyas.config import config_yaml, load_config
+from eyas.config import Config, config_yaml, load_config
 from eyas.errors import EyasError
 from eyas.process import fail, run_child
 from eyas.run import Run
 
+
+def plan(config: Config) -> None:
+    """What a training will take, before it takes it; a verifier that its YAML describes needn't be here."""
+    if config.verifier.make is not None:
+        train.make_verifier(config)
+    train.run_stage("eyas.plan", config)
+
+
 COMPOSING: dict[str, Callable[[Composed], object]] = {
     "train": train.train,
+    "plan": lambda composed: plan(composed.config),
     "generate": lambda composed: train.generate(composed.config),
     "prepare": lambda composed: train.show_tokens(composed.config),
     "capture": lambda composed: train.capture(composed.config),
@@ -67,6 +77,8 @@ def main() -> None:
         explained(inspect, sys.argv[2:])
     elif command in COMPOSING:
         command_line_without(1)
+        if command == "plan":
+            sys.argv[1:] = without_data(sys.argv[1:])
         from_command_line(COMPOSING[command])
     elif command in WORKING_ON_DIRECTORIES:
         explained(lambda it: WORKING_ON_DIRECTORIES[command](it[0] if it else ".", it[1:]), sys.argv[2:])
@@ -76,6 +88,14 @@ def main() -> None:
         fail(
             f"eyas {command}: there is no such command; it has: {', '.join([*COMPOSING, 'inspect', *WORKING_ON_DIRECTORIES])}"
         )
+
+
+def without_data(arguments: list[str]) -> list[str]:
+    """A plan of a named verifier needs no conversations: where nothing is said of them, there are none."""
+    places = [place for place, argument in enumerate(arguments) if argument.startswith("verifier=")]
+    if not places or any(argument.startswith(("data=", "data.", "experiment=")) for argument in arguments):
+        return arguments
+    return [*arguments[: places[0]], "data=none", *arguments[places[0] :]]  # argparse wants overrides in one piece
 
 
 def explained(command: Callable[[list[str]], None], arguments: list[str]) -> None:

@@ -15,7 +15,7 @@ from eyas.data.report import changed, dropped, print_report, read_examples
 from eyas.errors import EyasError
 from eyas.evaluation.schema import Engine
 from eyas.process import run_child
-from eyas.run import Run
+from eyas.run import Run, damage_of
 from eyas.serving.command import beside_the_server
 from eyas.stages import (
     draft_shape,
@@ -26,6 +26,7 @@ from eyas.stages import (
     states_artifact,
     tokens_artifact,
 )
+from eyas.training.launch import launch
 from eyas.training.schema import Accelerator
 from eyas.verifier.locate import to_be_made
 
@@ -38,8 +39,16 @@ def train(composed: Composed) -> None:
     # Checked in an instant, before anything is written: shapes, the data file, a directory that holds another run.
     draft_shape(config)
     tokens_artifact(config)
+    config.trainer.check_divides(config.training.rows_per_step)  # a run may go on with more devices than it began with
+    if config.trainer.num_nodes > 1:
+        raise EyasError(
+            f"trainer.num_nodes={config.trainer.num_nodes}: training takes one machine; set trainer.num_nodes=1"
+        )
     run.check(config)
     print(f"run      {run.directory}  {'continues' if run.exists() else 'new'}", flush=True)
+    for checkpoint in run.all_checkpoints():
+        if damage := damage_of(checkpoint):
+            print(f"run      {checkpoint} is left aside: {damage}", flush=True)
     preflight(config)
 
     prepare(config)
@@ -145,14 +154,14 @@ def fit(config: Config, run: Run) -> None:
 
 
 def train_on(config: Config, run: Run) -> None:
-    """Training: one child (and its ranks), gone before evaluation takes its devices; on-line, with its capture beside it."""
+    """Training: a child per device, gone before evaluation takes its devices; on-line, with its capture beside it."""
     if is_online(config):
         run.open_window()
         devices = config.trainer.devices if config.trainer.accelerator is Accelerator.cuda else 0
         environment = beside_the_server(config.server, devices)
-        run_child("eyas.training", run.directory, beside="eyas.capture.online", environment=environment)
+        launch(run, config, beside="eyas.capture.online", environment=environment)
     else:
-        run_child("eyas.training", run.directory)
+        launch(run, config)
 
 
 def is_pause(config: Config, run: Run) -> bool:

@@ -10,6 +10,9 @@ from functools import cached_property, lru_cache
 from eyas.config import Config
 from eyas.data.packing import num_steps, pack, permutation
 
+NAMED = 12
+"""So many documents are named one by one."""
+
 
 class Plan:
     """Documents are numbered as in the tokens artifact: those to train on first, the held-out ones after them."""
@@ -49,6 +52,14 @@ class Plan:
     def documents_of(self, step: int) -> list[int]:
         """Every document of one step."""
         return [document for row in self.rows_of(step) for document in self.rows[row]]
+
+    def named(self, step: int) -> str:
+        """The documents of one step, for people; many of them in short."""
+        documents = sorted(self.documents_of(step))
+        named = ", ".join(map(str, documents[:NAMED]))
+        return (
+            f"documents {named}{f' and {len(documents) - NAMED} more' if len(documents) > NAMED else ''} of the tokens"
+        )
 
     def next_step(self, document: int, after: int) -> int:
         """The first step later than `after` that needs a document; past the end of the training where none does."""

@@ -21,7 +21,7 @@ def third_party_arguments(config: Config) -> str:
     """The groups that name other libraries' objects take the arguments they are given."""
     check("optimizer", config.optimizer)
     check("scheduler", config.scheduler, num_steps=1)
-    check("trainer.strategy", config.trainer.strategy, data_parallel_size=1)
+    check("trainer.strategy", config.trainer.strategy, data_parallel_size=1, timeout=None)
     for key, mapping in config.logger.items():
         check(f"logger.{key}", mapping)
     return f"{config.optimizer['_target_']}, {config.scheduler['_target_']} take their arguments"
@@ -101,10 +101,7 @@ def devices(config: Config) -> str:
         raise EyasError(
             f"trainer.devices={trainer.devices}: this machine has {num_cuda} CUDA devices; trainer=cpu needs none"
         )
-    if rows % (trainer.devices * trainer.num_nodes):
-        raise EyasError(
-            f"training.rows_per_step={rows} can't be dealt evenly to {trainer.devices * trainer.num_nodes} devices"
-        )
+    trainer.check_divides(rows)
     return f"{trainer.devices} x {trainer.accelerator.name}, {rows} rows a step"
 
 

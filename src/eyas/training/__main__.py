@@ -1,19 +1,34 @@
-"""`python -m eyas.training RUN_DIR`: trains and exports; Lightning starts this same command again for its other ranks."""
+"""`python -m eyas.training RUN_DIR`: one rank of a training (`training/launch.py`); the first one exports as well."""
 
+import sys
 from pathlib import Path
+
+from torch.distributed import DistError
 
 from eyas.artifact import full_disk_explained
 from eyas.draft.export import export
 from eyas.process import child_main
 from eyas.run import Run
 from eyas.training.fit import fit
+from eyas.training.launch import LOST
 
 
 def main(directory: Path) -> None:
     run = Run(directory)
-    with full_disk_explained(directory):
-        if fit(run):  # here rather than in a process of its own, which would take as long to start as to export
-            export(run)
+    try:
+        with full_disk_explained(directory):
+            if fit(run):  # here rather than in a process of its own, which would take as long to start as to export
+                export(run)
+    except RuntimeError as error:
+        if not is_loss(error):
+            raise
+        print(error, file=sys.stderr, flush=True)
+        sys.exit(LOST)
+
+
+def is_loss(error: RuntimeError) -> bool:
+    """Whether another rank has gone, or let this one wait too long."""
+    return isinstance(error, DistError) or "/gloo/" in str(error)  # gloo says no more than where in its source it was
 
 
 if __name__ == "__main__":

@@ -3,14 +3,17 @@
 import hashlib
 import logging
 import warnings
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import lightning
 import torch
 from lightning import Callback, Trainer
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.loggers.logger import Logger
 
+from eyas.artifact import sha256_of
 from eyas.capture.schema import CaptureEngine
 from eyas.config import Config, load_config, to_dict
 from eyas.data.loader import PackedLoader, RowReader, StepRows, ValidationLoader
@@ -27,9 +30,11 @@ from eyas.draft.vocabulary import coverage
 from eyas.errors import EyasError
 from eyas.run import Run
 from eyas.stages import is_online, states_artifact, tokens_artifact, verifier_facts
+from eyas.training.agreement import Agreement, checksum
 from eyas.training.checkpoints import Checkpoints
 from eyas.training.module import DraftTraining
 from eyas.training.pause import Pause
+from eyas.training.preemption import Preemption
 from eyas.training.record import HandsBack, KeepsTokens, MetricsCsv, ProgressLines
 from eyas.training.schema import Accelerator
 from eyas.training.third_party import build
@@ -125,10 +130,13 @@ def fit(run: Run) -> bool:
     newest, step = run.newest_checkpoint(), run.trained_steps()
     if step > num_steps:
         raise EyasError(f"{newest} is past the {num_steps} steps asked for; ask for more, or start anew with name=...")
+    timeout, preemption = timedelta(seconds=config.trainer.timeout_seconds), Preemption()
     callbacks: list[Callback] = [
+        Agreement(what_ranks_share(run, config, draft), timeout),
         ProgressLines(num_steps),
         KeepsTokens(data.reader.verifier_tokens),
-        Checkpoints(run, config, num_steps),
+        preemption,
+        Checkpoints(run, config, num_steps, preemption),
     ]
     if isinstance(data.states, Window):
         callbacks.append(HandsBack(data.states))
@@ -138,7 +146,8 @@ def fit(run: Run) -> bool:
         accelerator=config.trainer.accelerator.name,
         devices=config.trainer.devices,
         num_nodes=config.trainer.num_nodes,
-        strategy=build("trainer.strategy", config.trainer.strategy, data_parallel_size=num_devices),
+        strategy=build("trainer.strategy", config.trainer.strategy, data_parallel_size=num_devices, timeout=timeout),
+        plugins=[LightningEnvironment()],  # the ranks are ours (training/launch.py), under SLURM and torchrun too
         max_steps=num_steps,
         logger=loggers(run, config, resume_step=step),
         callbacks=callbacks,
@@ -159,6 +168,15 @@ def fit(run: Run) -> bool:
         print(f"train    {f'resumes at step {step}' if newest else 'starts'}: {length}", flush=True)
     trainer.fit(module, data, ckpt_path=newest)
     return trainer.is_global_zero and trainer.global_step >= num_steps
+
+
+def what_ranks_share(run: Run, config: Config, draft: Draft) -> dict[str, str]:
+    """By name, what must be the same on every rank before step 1."""
+    return {
+        "configuration": sha256_of(run.config_file),
+        "data": states_artifact(config).fingerprint,
+        "draft": checksum([*draft.state_dict().values(), *draft.frozen.values(), draft.draft_ids_D]),
+    }
 
 
 def coverage_line(config: Config, draft: Draft) -> str:

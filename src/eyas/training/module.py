@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import lightning
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
@@ -128,8 +128,7 @@ class DraftTraining(lightning.LightningModule):
         )
         return unrolled
 
-    @staticmethod
-    def refuse_unless_finite(verdict: tuple[int, Tensor, Tensor] | None) -> None:
+    def refuse_unless_finite(self, verdict: tuple[int, Tensor, Tensor] | None) -> None:
         """Raises:
         EyasError: a step whose loss or gradient isn't finite.
         """
@@ -138,7 +137,8 @@ class DraftTraining(lightning.LightningModule):
         step, loss, norm = verdict
         if not (loss.isfinite() and norm.isfinite()):
             found = f"loss {loss.item():.4g}, gradient norm {norm.item():.4g}"
-            raise EyasError(f"step {step}: {found}; try a lower optimizer.lr under another name")
+            rows = cast(Any, self.trainer).datamodule.plan.named(step - 1)
+            raise EyasError(f"step {step}: {found}, on {rows}; try a lower optimizer.lr under another name")
 
     def scale_and_clip(self, totals_SK: Tensor) -> Tensor:
         """Gradients of the sum -> of the mean over all ranks' targets (FSDP averages over ranks), clipped; returns the norm."""
@@ -150,8 +150,9 @@ class DraftTraining(lightning.LightningModule):
         return cast(Any, norm).full_tensor() if hasattr(norm, "full_tensor") else norm
 
     def summed(self, values: Tensor) -> Tensor:
-        """Over all ranks."""
-        return cast(Tensor, self.trainer.strategy.reduce(values, reduce_op="sum"))
+        """Over all ranks, in place; Lightning's own reduction would let the host wait at a barrier first."""
+        distributed.all_reduce(values)
+        return values
 
     def number(self, value: float) -> Tensor:
         """On the device, by a kernel there: a copy would wait for all that the device has yet to do."""
@@ -162,4 +163,6 @@ class DraftTraining(lightning.LightningModule):
 
     def record(self, stage: str, values: dict[str, Tensor]) -> None:
         """Log under the number of optimizer steps done; Lightning's own count starts at 0."""
-        self.log_dict({"step": self.number(self.global_step), **{f"{stage}/{name}": value for name, value in values.items()}})
+        self.log_dict(
+            {"step": self.number(self.global_step), **{f"{stage}/{name}": value for name, value in values.items()}}
+        )

@@ -1,6 +1,7 @@
 """What a run leaves for people: metrics.csv, and a line every few steps."""
 
 import csv
+import io
 import re
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from eyas.artifact import write_file
 from eyas.data.verifier_tokens import VerifierTokens
 from eyas.data.window import Window
 from eyas.progress import duration
@@ -62,10 +64,11 @@ class MetricsCsv(Logger):
 
     @rank_zero_only
     def _rewrite(self, rows: list[dict[str, float]]) -> None:
-        with self.file.open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, self.columns)
-            writer.writeheader()
-            writer.writerows(rows)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self.columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        write_file(self.file, text.getvalue())
 
 
 class ProgressLines(lightning.Callback):

@@ -80,4 +80,25 @@ class TrainerConfig:
     accelerator: Accelerator = MISSING
     devices: int = MISSING
     num_nodes: int = MISSING
+    timeout_seconds: float = MISSING
+    """A device that the others have waited for so long has hung: the run ends."""
     strategy: dict[str, Any] = MISSING
+
+    def __post_init__(self) -> None:
+        at_least("trainer.devices", self.devices, 1)
+        if self.timeout_seconds <= 0:
+            raise EyasError(f"trainer.timeout_seconds={self.timeout_seconds} must be positive")
+
+    def check_divides(self, rows_per_step: int) -> None:
+        """Whether the rows of an optimizer step can be dealt to the devices.
+
+        Raises:
+            EyasError: not evenly.
+        """
+        num_devices = self.devices * self.num_nodes
+        if rows_per_step % num_devices:
+            near = max(1, round(rows_per_step / num_devices)) * num_devices
+            raise EyasError(
+                f"training.rows_per_step={rows_per_step} can't be dealt evenly to {num_devices} devices "
+                f"(trainer.devices x trainer.num_nodes); set training.rows_per_step={near}"
+            )
