@@ -11,6 +11,7 @@ from eyas.cli.compose import compose
 from eyas.cli.main import without_data
 from eyas.cli.train import prepare
 from eyas.config import Config, config_yaml
+from eyas.data.positions import TARGETS_AT_ONCE_ON_GPU
 from eyas.draft.shape import resolve_shape
 from eyas.errors import EyasError
 from eyas.plan import fit
@@ -99,7 +100,7 @@ def test_sharding_and_recomputing_take_less() -> None:
     assert one.parts[WEIGHTS] == pytest.approx(8 * eight.parts[WEIGHTS], rel=1e-2)
     assert one.parts[GATHERED] == pytest.approx(eight.parts[GATHERED], rel=1e-2)
     assert again.total < eight.total < one.total
-    assert eight.parts[LOGITS] > 2 * 1024 * 32000 * 4, "the draft's and the teacher's, float32"
+    assert eight.parts[LOGITS] > 2 * TARGETS_AT_ONCE_ON_GPU * 32000 * 4, "the draft's and the teacher's, float32"
 
 
 def test_tokens_that_are_made_are_counted_and_else_stated(tiny: Callable[..., Config]) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 TARGETS_AT_ONCE = 128
 """Teacher and draft logits exist for so many targets at a time, at all their steps: few enough for the cache of a CPU."""
-TARGETS_AT_ONCE_ON_GPU = 1024
+TARGETS_AT_ONCE_ON_GPU = 256
 
 
 @dataclass(frozen=True)
