@@ -89,10 +89,11 @@ def test_the_same_name_with_another_identity(outputs: Path) -> None:
     assert sorted((path, path.stat().st_mtime_ns) for path in (outputs / "run").rglob("*")) == before
 
 
-def test_wandb_off_line_in_bfloat16(outputs: Path, tmp_path: Path) -> None:
+def test_wandb_off_line_compiled_in_bfloat16(outputs: Path, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(outputs / "store", tmp_path / "store")).parent
     short = ["name=w", "group=trials", "training.max_steps=5", "evaluation=none"]
-    done = train(directory, *short, "logger=wandb", "logger.wandb.offline=true", "training.compute_dtype=bfloat16")
+    options = ["logger=wandb", "logger.wandb.offline=true", "training.compute_dtype=bfloat16", "training.compile=true"]
+    done = train(directory, *short, *options)
     assert done.returncode == 0, done.stderr
     # The same data and seed, on another schedule: about the same loss.
     in_float32, in_bfloat16 = (

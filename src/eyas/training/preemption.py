@@ -4,7 +4,6 @@ import signal
 from typing import Any
 
 import lightning
-import torch
 from lightning import Trainer
 
 from eyas.process import PREEMPTED
@@ -31,7 +30,7 @@ class Preemption(lightning.Callback):
         self.told = True
 
     def on_train_batch_end(self, trainer: Trainer, module: Any, *_: Any) -> None:
-        answer = self.answers.swap(module.summed(torch.tensor(float(self.told), device=module.device)))
+        answer = self.answers.swap(module.summed(module.number(self.told)))
         self.agreed = answer is not None and bool(answer)
 
     def leave_if_agreed(self, trainer: Trainer) -> None:
