@@ -59,7 +59,7 @@ LLAMA_8B = Shape(
 def configuration(case: Case) -> Config:
     """The demo's, with the case's sizes."""
     overrides = [
-        "data.max_length=1024",
+        f"data.max_length={min(case.row_length, 1024)}",
         "draft.vocab_size=8192",
         f"training.row_length={case.row_length}",
         f"training.unroll_steps={case.unroll_steps}",

@@ -52,7 +52,9 @@ class DraftTraining(lightning.LightningModule):
         draft.recompute = training.activation_checkpointing
         if training.compile:
             if torch._dynamo.config.disable:
-                raise EyasError("training.compile=true with TORCHDYNAMO_DISABLE=1: nothing would be compiled; unset the one or the other")
+                raise EyasError(
+                    "training.compile=true with TORCHDYNAMO_DISABLE=1: nothing would be compiled; unset the one or the other"
+                )
             self.loss = torch.compile(self.loss, dynamic=True)
             draft.compile_parts()
         self.build_optimizer, self.build_scheduler = optimizer, scheduler
