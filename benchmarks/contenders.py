@@ -4,7 +4,7 @@ Both start from the same random draft and see the same rows, in the same order. 
 makes them in a thread beside the training, speculators in the workers of its DataLoader.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import lightning
@@ -32,8 +32,8 @@ from eyas.verifier.teacher import DraftTeacher, Teacher
 NUM_ROWS = 4
 ARITHMETIC = Arithmetic(target=Target.pre_norm, norm=NormKind.rms, eps=1e-5, cast=NormCast.before_weight)
 
-Steps = Iterator[Callable[[], None]]
-"""Asks for the next step by being advanced; what it yields says that the step is done."""
+Steps = Iterator[None]
+"""Yields when a step is asked for; asked to go on, it takes that for the step's end."""
 
 
 class Inputs:
@@ -74,9 +74,8 @@ class _Asked:
         return 1_000_000
 
     def __iter__(self) -> Iterator[StepRows]:
-        for number, done in enumerate(self.asked):
+        for number, _ in enumerate(self.asked):
             yield StepRows([self.rows[number % len(self.rows)]], 0.0)
-            done()  # Lightning is back for the next one
 
 
 def eyas_row(number: int, row: Documents, inputs: Inputs) -> PackedRow:
@@ -118,7 +117,7 @@ def train_speculators(inputs: Inputs, asked: Steps) -> None:
     optimizer = inputs.optimizer(parameters)
     rows = [speculators_row(row, inputs) for row in inputs.rows]
     loss_config = resolve_loss_config("kl_div", "eager")
-    for number, done in enumerate(asked):
+    for number, _ in enumerate(asked):
         batch = {name: it.to(inputs.device) for name, it in rows[number % len(rows)].items()}
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=inputs.dtype is torch.bfloat16):
             _, loss, _ = model(**batch, ttt_steps=inputs.case.unroll_steps, loss_config=loss_config)
@@ -126,7 +125,6 @@ def train_speculators(inputs: Inputs, asked: Steps) -> None:
         loss.backward()
         clip_grad_norm_(parameters, inputs.config.training.clip_norm)
         optimizer.step()
-        done()
 
 
 def speculators_model(inputs: Inputs, draft: Draft) -> Eagle3DraftModel:
@@ -164,9 +162,8 @@ def run_products(inputs: Inputs, asked: Steps) -> None:
     """The bound (`benchmarks/products.py`)."""
     plans = [eyas_row(number, row, inputs).unroll for number, row in enumerate(inputs.rows)]
     products = Products(plans, inputs.sizes, inputs.dtype, inputs.device)
-    for number, done in enumerate(asked):
+    for number, _ in enumerate(asked):
         products.run(number)
-        done()
 
 
 CONTENDERS = {"eyas": train_eyas, "speculators": train_speculators, "products": run_products}

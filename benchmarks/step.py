@@ -12,7 +12,7 @@ import platform
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
 from multiprocessing.connection import Connection
@@ -85,12 +85,12 @@ def _work(name: str, case: Case, pipe: Connection) -> None:
             return (torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()) / 2**20
         return _resident("VmHWM" if peak else "VmRSS")
 
-    def asked() -> Iterator[Callable[[], None]]:
+    def asked() -> Iterator[None]:
         pipe.send(sum(len(row.input_ids_T) for row in inputs.rows) / len(inputs.rows))
         start = used(peak=False)
         while pipe.recv() == "step":
             started = time.monotonic()
-            yield lambda: None
+            yield
             if on_gpu():
                 torch.cuda.synchronize()
             pipe.send(time.monotonic() - started)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from eyas.data.plan import Plan
-from eyas.data.positions import UnrollPlan, map_tensors
+from eyas.data.positions import UnrollPlan
 from eyas.data.store import States
 from eyas.data.verifier_tokens import VerifierTokens
+from eyas.tensors import map_tensors
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ Shapes: T positions of a packed row, N rows of a step or of a chunk, M rows of a
 steps, J targets of all steps, K steps.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -174,17 +173,3 @@ def _chunks(steps: tuple[Rows, ...], num_targets: int, targets_at_once: int) -> 
         row_N = order_R[first:after]
         step_NK = step_R[row_N][:, None] == torch.arange(len(steps))
         yield Chunk(slice(start, min(start + targets_at_once, num_targets)), row_N, step_NK, target_R[row_N] - start)
-
-
-_Any = TypeVar("_Any")
-
-
-def map_tensors(change: Callable[[Tensor], Tensor], it: _Any) -> _Any:
-    """The same with every tensor in it changed: of dataclasses and tuples, as deep as they go."""
-    if isinstance(it, Tensor):
-        return cast(_Any, change(it))
-    if isinstance(it, tuple):
-        return cast(_Any, tuple(map_tensors(change, part) for part in it))
-    if is_dataclass(it) and not isinstance(it, type):
-        return cast(_Any, replace(it, **{name: map_tensors(change, part) for name, part in vars(it).items()}))
-    return it

@@ -77,7 +77,8 @@ def check_fit(stored: StoredDraft, facts: VerifierFacts, verifier: str) -> list[
             f"{stored.where}: its head has {len(head):,} rows and its vocabulary {len(stored.draft_ids_D):,} tokens; expected "
             "d2t and t2d of the head's length: without them nobody knows which tokens it drafts"
         )
-    num_captured, layer_ids, _ = width // hidden_size, stored.layer_ids, stored.sliding_window  # may raise
+    _ = stored.sliding_window  # refuses layers that attend differently
+    num_captured, layer_ids = width // hidden_size, stored.layer_ids
     if layer_ids is None and num_captured == len(facts.default_layer_ids):
         return facts.default_layer_ids
     if layer_ids is None or len(layer_ids) != num_captured:

@@ -26,12 +26,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from eyas.config import Config
 from eyas.data.loader import PackedRow
-from eyas.data.positions import TARGETS_AT_ONCE, TARGETS_AT_ONCE_ON_GPU, map_tensors, plan_unroll
+from eyas.data.positions import TARGETS_AT_ONCE, TARGETS_AT_ONCE_ON_GPU, plan_unroll
 from eyas.draft import layers
 from eyas.draft.model import Draft, draft_config
 from eyas.draft.shape import Shape
 from eyas.plan.gpu_attention import attend_on_gpu
 from eyas.plan.ledger import Ledger, Peak
+from eyas.tensors import map_tensors
 from eyas.training.module import DraftTraining
 from eyas.training.schema import Accelerator
 from eyas.training.third_party import build

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eyas.data.positions import map_tensors
+from eyas.tensors import map_tensors
 
 
 class _Step(NamedTuple):
