@@ -33,7 +33,7 @@ def difference(inputs: Inputs) -> tuple[float, float]:
     # Its vocabulary is the draft's: speculators doesn't know of targets outside.
     inside = torch.arange(len(inputs.draft_ids_D))
     teacher = DraftTeacher(
-        Teacher(ARITHMETIC, inputs.head_VH[inputs.draft_ids_D].float(), norm_H=inputs.norm_H), inside
+        Teacher(ARITHMETIC, inputs.head_VH()[inputs.draft_ids_D].float(), norm_H=inputs.norm_H), inside
     )
     token_J = teacher.token(last_JH)
     found = ours(

@@ -45,21 +45,26 @@ class Inputs:
         self.sizes: Shape = shape(case, self.config)
         self.dtype: torch.dtype = getattr(torch, case.dtype)
         self.rows = packed_rows(case, self.config, self.sizes, NUM_ROWS, self.dtype)
+        self.norm_H = torch.ones(self.sizes.hidden_size, dtype=self.dtype)
+        self.draft_ids_D = torch.arange(self.sizes.draft_vocab_size)
+
+    def head_VH(self) -> Tensor:
+        """The verifier's head, made anew: whoever needs none of it, or a part, doesn't keep it."""
         torch.manual_seed(0)
         vocabulary, hidden_size = self.sizes.verifier_vocab_size, self.sizes.hidden_size
-        self.head_VH = torch.randn(vocabulary, hidden_size).mul_(hidden_size**-0.5).to(self.dtype)
-        self.norm_H = torch.ones(hidden_size, dtype=self.dtype)
-        self.draft_ids_D = torch.arange(self.sizes.draft_vocab_size)
+        return torch.randn(vocabulary, hidden_size).mul_(hidden_size**-0.5).to(self.dtype)
 
     def draft(self) -> Draft:
         torch.manual_seed(1)
         config = draft_config(self.config.draft, self.sizes, verifier="none", unroll_steps=self.case.unroll_steps)
         draft = Draft(config, self.draft_ids_D)
-        draft.embed_tokens.weight.data = torch.randn(self.head_VH.shape)
-        draft.lm_head.weight.data = self.head_VH[self.draft_ids_D].float()
+        draft.embed_tokens.weight.data = torch.randn(self.sizes.verifier_vocab_size, self.sizes.hidden_size)
+        draft.lm_head.weight.data = self.head_VH()[self.draft_ids_D].float()
         return draft
 
     def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
+        if self.case.draft == "llama8b" and self.device.type == "cpu":
+            return torch.optim.SGD(parameters, lr=1e-4)  # two states of AdamW, 3.4 GB each, are too much for 24 GB
         made: torch.optim.Optimizer = build("optimizer", self.config.optimizer)(parameters)
         return made
 
@@ -91,7 +96,7 @@ def train_eyas(inputs: Inputs, asked: Steps) -> None:
     draft.freeze(trainable_head=False)
     module = DraftTraining(
         draft,
-        DraftTeacher(Teacher(ARITHMETIC, inputs.head_VH, norm_H=inputs.norm_H), draft.draft_ids_D),
+        DraftTeacher(Teacher(ARITHMETIC, inputs.head_VH(), norm_H=inputs.norm_H), draft.draft_ids_D),
         inputs.config.training,
         inputs.optimizer,
         lambda optimizer: LambdaLR(optimizer, lambda _: 1.0),
@@ -111,8 +116,7 @@ def train_eyas(inputs: Inputs, asked: Steps) -> None:
 
 def train_speculators(inputs: Inputs, asked: Steps) -> None:
     """speculators' model: its forward, its loss, its way of packing; automatic mixed precision for bfloat16."""
-    draft = inputs.draft()
-    model = speculators_model(inputs, draft).to(inputs.device)
+    model = speculators_model(inputs, inputs.draft()).to(inputs.device)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = inputs.optimizer(parameters)
     rows = [speculators_row(row, inputs) for row in inputs.rows]
@@ -133,7 +137,7 @@ def speculators_model(inputs: Inputs, draft: Draft) -> Eagle3DraftModel:
     on_gpu = inputs.device.type == "cuda"
     config.transformer_layer_config._attn_implementation = "simple_flex_attention" if on_gpu else "sdpa"
     model = Eagle3DraftModel(config)
-    head_DH = inputs.head_VH[inputs.draft_ids_D].float()
+    head_DH = inputs.head_VH()[inputs.draft_ids_D].float()
     teacher = {"verifier_norm.weight": inputs.norm_H.float(), "verifier_lm_head.weight": head_DH}
     model.load_state_dict({**draft.state_dict(), **teacher})
     return model

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pytest
 
 from eyas.run import Run, read_metrics
 
@@ -62,3 +63,12 @@ class Running:
         """Wait for its end: (exit code, stdout, stderr)."""
         printed, complained = self.supervisor.communicate(timeout=seconds)
         return self.supervisor.returncode, printed, complained
+
+
+def compare_metrics(ours: Run, theirs: Run) -> None:
+    """All of them, to 1e-5, apart from times."""
+    one, other = (read_metrics(run.metrics_file) for run in (ours, theirs))
+    assert [row.keys() for row in one] == [row.keys() for row in other]
+    for row, expected in zip(one, other, strict=True):
+        for key in row.keys() - {"train/tokens_per_second", "train/data_wait_share"}:
+            assert row[key] == pytest.approx(expected[key], rel=1e-5), (row["step"], key)

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from eyas.errors import EyasError
+
+LAUNCHERS = re.compile(r"((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
+"""What torchrun tells its processes: a stage that heard it would look for a group that isn't there."""
 
 EXPLAINED = 2
 """Exit code of a process that has already printed, in one line, what a user can mend."""
@@ -59,7 +63,8 @@ def start(module: str, argument: Path, environment: Mapping[str, str] | None = N
     # Stages print plain lines of their own; the libraries' progress bars would only tear them.
     # speculators would load torch's compiler at import, for algorithms that aren't used; only training may want it.
     ours = {"TQDM_DISABLE": "1", NO_COMPILER: "1", PARENT: str(os.getpid())}
-    variables = {**os.environ, **ours, **(environment or {})}
+    inherited = {name: value for name, value in os.environ.items() if not LAUNCHERS.fullmatch(name)}
+    variables = {**inherited, **ours, **(environment or {})}
     return subprocess.Popen([sys.executable, "-m", module, str(argument)], env=variables, stderr=stderr)
 
 

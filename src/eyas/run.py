@@ -13,7 +13,7 @@ import yaml
 from eyas.artifact import MANIFEST, locked, read_manifest, write_file
 from eyas.config import Config, config_yaml, flatten
 from eyas.draft.given import PROVENANCE_FILE
-from eyas.draft.schema import ExportFormat
+from eyas.draft.schema import Checkpoint, ExportFormat
 from eyas.errors import EyasError
 from eyas.stages import measurement_identity, run_identity
 
@@ -158,13 +158,12 @@ class Run:
         Raises:
             EyasError: there are checkpoints, but none is complete.
         """
-        damage = {path: damage_of(path) for path in self.all_checkpoints()}
-        whole = [path for path, found in damage.items() if not found]
-        if damage and not whole:
-            path, found = damage.popitem()
+        every, whole = self.all_checkpoints(), self.whole_checkpoints()
+        if every and not whole:
+            newest = every[-1]
             raise EyasError(
-                f"{self.checkpoints} holds checkpoints, but none is complete (the newest, {path.name}: {found}); move them "
-                "away to start anew"
+                f"{self.checkpoints} holds checkpoints, but none is complete (the newest, {newest.name}: {damage_of(newest)}); "
+                "move them away to start anew"
             )
         return whole[-1] if whole else None
 
@@ -172,25 +171,46 @@ class Run:
         """Complete or damaged, oldest first."""
         return sorted(path for path in self.checkpoints.glob("step-*") if path.suffix != ".partial")
 
+    def whole_checkpoints(self) -> list[Path]:
+        """The complete ones, oldest first."""
+        return [path for path in self.all_checkpoints() if not damage_of(path)]
+
+    def best_checkpoints(self) -> list[Path]:
+        """Those whose step was validated, by `val/tau_sim`, the best first."""
+        tau_sims = {path: read_manifest(path).get("tau_sim") for path in self.whole_checkpoints()}
+        validated = {path: float(tau_sim) for path, tau_sim in tau_sims.items() if tau_sim is not None}
+        return sorted(validated, key=lambda path: (validated[path], path.name), reverse=True)
+
     def trained_steps(self) -> int:
         """The step of the newest complete checkpoint; 0 before the first."""
         newest = self.newest_checkpoint()
         return int(read_manifest(newest)["step"]) if newest else 0
 
     def is_trained(self, config: Config) -> bool:
-        """Whether the newest checkpoint ends a training of the length that `config` asks for."""
+        """Whether the newest checkpoint ends a training of the length, or of the patience, that `config` asks for."""
         newest = self.newest_checkpoint()
-        return newest is not None and read_manifest(newest).get("finished_length") == length(config)
+        ended = read_manifest(newest) if newest else {}
+        return ended.get("finished_length") == length(config) and ended.get("patience") in (
+            None,
+            config.training.patience,
+        )
+
+    def checkpoint_to_export(self, config: Config) -> Path | None:
+        """The newest checkpoint; at the end of a training that which `export.checkpoint` names."""
+        newest = self.newest_checkpoint()
+        if config.export.checkpoint is Checkpoint.best and self.is_trained(config):
+            return next(iter(self.best_checkpoints()), newest)
+        return newest
 
     def exported_step(self) -> int | None:
         """The step of the draft that was exported; None before the first export."""
         return _step(self.draft)
 
     def is_exported(self, config: Config) -> bool:
-        """Whether the newest checkpoint's draft is there, in every format that `config` asks for."""
-        newest = self.newest_checkpoint()
+        """Whether the draft of the checkpoint to export is there, in every format that `config` asks for."""
+        chosen = self.checkpoint_to_export(config)
         wanted = [self.draft, *([self.raw_draft] if ExportFormat.sglang in config.export.formats else [])]
-        return newest is not None and all(_step(it) == read_manifest(newest)["step"] for it in wanted)
+        return chosen is not None and all(_step(it) == read_manifest(chosen)["step"] for it in wanted)
 
     def evaluation(self) -> dict[str, Any]:
         """evaluation.json; empty where the draft that is there has not been measured."""

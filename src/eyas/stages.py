@@ -162,7 +162,9 @@ def run_identity(config: Config) -> dict[str, Any]:
         "log_every_n_steps",
         "validate_every_n_steps",
         "checkpoint_every_n_steps",
-        "keep_checkpoints",
+        "keep_last",
+        "keep_best",
+        "patience",
     ):
         del values["training"][key]
     # Content, not places: a moved file is the same data, a changed one is not; a YAML that says the same in other words too.

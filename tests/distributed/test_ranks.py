@@ -28,7 +28,8 @@ def test_one_all_gather_and_one_reduce_scatter_a_step(
     monkeypatch.setattr(launch, "MODULE", "counted")
     with Run.of(config).opened(config, [], []):
         path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        launch.launch(Run.of(config), config, environment={"PYTHONPATH": path})
+        meeting = ("127.0.0.1", launch.free_port())
+        launch.launch(Run.of(config), config, meeting, environment={"PYTHONPATH": path})
     used = [json.loads(line) for line in re.findall(r"^used (.*)$", capfd.readouterr().out, re.M)]
     assert len(used) == 4
     for counts in used:

@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import lightning
 import torch
@@ -28,6 +29,7 @@ from eyas.draft.model import Draft, draft_config
 from eyas.draft.shape import Shape, resolve_shape
 from eyas.plan.published import published_facts
 from eyas.training.module import DraftTraining
+from eyas.training.sharded import ShardedStrategy
 from eyas.training.third_party import build
 from eyas.verifier.facts import VerifierFacts
 from eyas.verifier.teacher import DraftTeacher, Teacher
@@ -87,7 +89,7 @@ def train(config: Config, directory: Path) -> None:
         build("optimizer", config.optimizer),
         build("scheduler", config.scheduler, num_steps=plan.num_steps),
     )
-    Trainer(
+    trainer = Trainer(
         accelerator="cpu",
         devices=1,
         strategy=build("trainer.strategy", config.trainer.strategy, data_parallel_size=1),
@@ -98,7 +100,23 @@ def train(config: Config, directory: Path) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=directory,
-    ).fit(module, PackedLoader(reader, plan))
+        callbacks=[Saves(directory / "checkpoint")],
+    )
+    trainer.fit(module, PackedLoader(reader, plan))
+
+
+class Saves(lightning.Callback):
+    """A checkpoint after the first step, written during the second."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == 1:
+            trainer.save_checkpoint(self.directory)
+
+    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
+        cast(ShardedStrategy, trainer.strategy).finish_saving()
 
 
 def resident(what: str) -> int:

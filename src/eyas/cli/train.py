@@ -4,6 +4,7 @@ The supervisor walks a chain of stages and never touches a GPU: each stage is a 
 is complete, continued where it is partial. So the same command starts a run, resumes it, and says that it is done.
 """
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from eyas.config import Config, config_yaml, to_dict
 from eyas.data.report import changed, dropped, print_report, read_examples
 from eyas.errors import EyasError
 from eyas.evaluation.schema import Engine
+from eyas.machines import Gathering, Machines, follow, gathered
 from eyas.process import run_child
 from eyas.run import Run, damage_of
 from eyas.serving.command import beside_the_server
@@ -26,12 +28,25 @@ from eyas.stages import (
     states_artifact,
     tokens_artifact,
 )
-from eyas.training.launch import launch
+from eyas.training.launch import free_port, launch
 from eyas.training.schema import Accelerator
 from eyas.verifier.locate import to_be_made
 
 
 def train(composed: Composed) -> None:
+    """On the first machine the whole chain, on the others their share of the training."""
+    config, machines = composed.config, Machines.of(os.environ)
+    if machines.spare:
+        return
+    machines.check(config.trainer)
+    with gathered(Run.of(config).directory, machines) as gathering:
+        if machines.first:
+            walk(composed, gathering)
+        else:
+            follow(gathering, lambda meeting: launch(Run.of(config), config, meeting, machines.number))
+
+
+def walk(composed: Composed, gathering: Gathering) -> None:
     """conversations -> tokens -> states -> checkpoints -> draft -> evaluation -> report."""
     config = composed.config
     run = Run.of(config)
@@ -40,10 +55,6 @@ def train(composed: Composed) -> None:
     draft_shape(config)
     tokens_artifact(config)
     config.trainer.check_divides(config.training.rows_per_step)  # a run may go on with more devices than it began with
-    if config.trainer.num_nodes > 1:
-        raise EyasError(
-            f"trainer.num_nodes={config.trainer.num_nodes}: training takes one machine; set trainer.num_nodes=1"
-        )
     run.check(config)
     print(f"run      {run.directory}  {'continues' if run.exists() else 'new'}", flush=True)
     for checkpoint in run.all_checkpoints():
@@ -57,7 +68,7 @@ def train(composed: Composed) -> None:
     if not is_online(config):
         capture(config)
     with run.opened(config, composed.overrides, composed.config_dirs):
-        fit(config, run)
+        fit(config, run, gathering)
         export(config, run)
         evaluate(config, run)
         write_report(config, run)
@@ -136,14 +147,14 @@ def capture(config: Config) -> None:
     print(f"states   {artifact.directory}  {num_tokens:,} tokens, {layers}", flush=True)
 
 
-def fit(config: Config, run: Run) -> None:
+def fit(config: Config, run: Run, gathering: Gathering) -> None:
     """Training to its full length, with a measurement at each pause that is asked for."""
     if run.is_trained(config):
         print(f"train    {run.newest_checkpoint()}  already trained to its full length", flush=True)
     measure_on_the_way(config, run)
     while not run.is_trained(config):
         before = run.trained_steps()
-        train_on(config, run)
+        train_on(config, run, gathering)
         if run.trained_steps() == before or not (run.is_trained(config) or is_pause(config, run)):
             raise EyasError(
                 f"training stopped at {run.newest_checkpoint()}, before its end; the same command carries on"
@@ -153,15 +164,16 @@ def fit(config: Config, run: Run) -> None:
         run_child("eyas.capture.keep", run.directory)
 
 
-def train_on(config: Config, run: Run) -> None:
+def train_on(config: Config, run: Run, gathering: Gathering) -> None:
     """Training: a child per device, gone before evaluation takes its devices; on-line, with its capture beside it."""
+    meeting = gathering.call(free_port)
     if is_online(config):
         run.open_window()
         devices = config.trainer.devices if config.trainer.accelerator is Accelerator.cuda else 0
         environment = beside_the_server(config.server, devices)
-        launch(run, config, beside="eyas.capture.online", environment=environment)
+        launch(run, config, meeting, beside="eyas.capture.online", environment=environment)
     else:
-        launch(run, config)
+        launch(run, config, meeting)
 
 
 def is_pause(config: Config, run: Run) -> bool:

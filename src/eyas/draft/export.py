@@ -32,7 +32,7 @@ from eyas.verifier.locate import locate
 
 
 def export(run: Run) -> None:
-    """Write the run's newest checkpoint to `draft/`, in the speculators format, and to what else `export.formats` names.
+    """Write the run's newest checkpoint, or its best (`export.checkpoint`), to `draft/`, and to what else `export.formats` names.
 
     Raises:
         EyasError: no checkpoint yet, a format that can't hold this draft, or what was read back is not what was trained.
@@ -41,7 +41,7 @@ def export(run: Run) -> None:
     shape, raw = draft_shape(config), ExportFormat.sglang in config.export.formats
     if raw:
         check_raw(config.draft, shape)
-    checkpoint = run.newest_checkpoint()
+    checkpoint = run.checkpoint_to_export(config)
     if checkpoint is None:
         raise EyasError(f"{run.directory} has no complete checkpoint to export; train it first")
     step = read_manifest(checkpoint)["step"]

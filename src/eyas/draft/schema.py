@@ -30,6 +30,13 @@ class ExportFormat(Enum):
     sglang = "sglang"  # the raw Eagle3 format, in draft-sglang/
 
 
+class Checkpoint(Enum):
+    """Which checkpoint of a finished training becomes the draft."""
+
+    newest = "newest"
+    best = "best"  # by val/tau_sim, of those whose step was validated
+
+
 @dataclass(kw_only=True)
 class DraftConfig:
     """The EAGLE-3 draft: speculators' Eagle3DraftModel."""
@@ -76,6 +83,8 @@ class ExportConfig:
 
     formats: list[ExportFormat] = MISSING
     """vllm (what is measured, so always there); sglang beside it: the raw Eagle3 format, written and read back, not served."""
+    checkpoint: Checkpoint = MISSING
+    """The newest, or the best (`training.keep_best` keeps it)."""
 
     def __post_init__(self) -> None:
         names = [chosen.name for chosen in self.formats]

@@ -103,7 +103,7 @@ def states_bytes(config: Config, shape: Shape, num_tokens: int) -> int:
 
 def checkpoint_bytes(config: Config, memory: StepMemory) -> int:
     """All checkpoints that are there at a time: those that stay, and the one that is being written."""
-    return memory.saved_bytes * (config.training.keep_checkpoints + 1)
+    return memory.saved_bytes * (config.training.keep_last + config.training.keep_best + 1)
 
 
 def training_rate(config: Config) -> Rate | None:

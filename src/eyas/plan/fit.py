@@ -29,6 +29,7 @@ tensors are of a few MB it keeps more, up to a third; MALLOC_MMAP_THRESHOLD_=100
 
 SERVER = "the server, at the same time"
 PYTHON = "Python and its libraries"
+CHECKPOINT = "a checkpoint, copied to be written"
 MALLOC = "freed, and kept by malloc"
 CUDA = "CUDA, NCCL, fragments (assumed)"
 
@@ -78,7 +79,10 @@ def needed(config: Config, memory: StepMemory, server_bytes: int) -> dict[str, i
     """Bytes of each part on one device at its peak. A CPU's peak may be the loading."""
     if config.trainer.accelerator is Accelerator.cuda:
         return {**memory.step.parts, CUDA: CUDA_BYTES + int(FRAGMENTS * memory.step.total)}
-    parts = {**memory.peak.parts, MALLOC: int(HELD_BACK * memory.peak.total), PYTHON: PYTHON_BYTES}
+    copied = {
+        CHECKPOINT: memory.saved_bytes // config.trainer.devices
+    }  # where a device has memory of its own, the host's
+    parts = {**memory.peak.parts, **copied, MALLOC: int(HELD_BACK * memory.peak.total), PYTHON: PYTHON_BYTES}
     return {**parts, SERVER: server_bytes // config.trainer.devices} if server_bytes else parts
 
 

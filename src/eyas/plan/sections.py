@@ -94,7 +94,7 @@ def data_rows(config: Config, shape: Shape, todo: Work, memory: StepMemory) -> R
         rows.append(
             ("disk, states", gb(states_bytes(config, shape, todo.tokens)), f"{per_token:,} bytes a token{kept}")
         )
-    saved, keep = gb(memory.saved_bytes), training.keep_checkpoints
+    saved, keep = gb(memory.saved_bytes), training.keep_last + training.keep_best
     rows.append(
         (
             "disk, checkpoints",

@@ -11,6 +11,7 @@ import lightning
 import torch
 from lightning import Callback, Trainer
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers.logger import Logger
 
 from eyas.artifact import sha256_of
@@ -131,12 +132,17 @@ def fit(run: Run) -> bool:
     if step > num_steps:
         raise EyasError(f"{newest} is past the {num_steps} steps asked for; ask for more, or start anew with name=...")
     timeout, preemption = timedelta(seconds=config.trainer.timeout_seconds), Preemption()
+    patience = None
+    if config.training.patience is not None:
+        patience = EarlyStopping("val/tau_sim", mode="max", patience=config.training.patience)
+    checkpoints = Checkpoints(run, config, num_steps, preemption, patience)
     callbacks: list[Callback] = [
         Agreement(what_ranks_share(run, config, draft), timeout),
         ProgressLines(num_steps),
         KeepsTokens(data.reader.verifier_tokens),
         preemption,
-        Checkpoints(run, config, num_steps, preemption),
+        *([patience] if patience else []),
+        checkpoints,
     ]
     if isinstance(data.states, Window):
         callbacks.append(HandsBack(data.states))
@@ -167,7 +173,7 @@ def fit(run: Run) -> bool:
         print(f"train    {coverage_line(config, draft)}", flush=True)
         print(f"train    {f'resumes at step {step}' if newest else 'starts'}: {length}", flush=True)
     trainer.fit(module, data, ckpt_path=newest)
-    return trainer.is_global_zero and trainer.global_step >= num_steps
+    return trainer.is_global_zero and (checkpoints.ended or trainer.global_step == num_steps)
 
 
 def what_ranks_share(run: Run, config: Config, draft: Draft) -> dict[str, str]:

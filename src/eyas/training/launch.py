@@ -1,4 +1,4 @@
-"""The ranks of a training: one process per device of this machine, started together and ended together. Torch-free.
+"""The ranks of a training on this machine: one process per device, started together and ended together. Torch-free.
 
 What goes wrong on one rank breaks the others, each with a traceback of its own. So several ranks write their stderr to a file
 each, and only that of the rank that began it is shown, with a line that names it.
@@ -43,11 +43,19 @@ SETTLE_SECONDS = 10.0
 
 
 def launch(
-    run: Run, config: Config, *, beside: str | None = None, environment: Mapping[str, str] | None = None
+    run: Run,
+    config: Config,
+    meeting: tuple[str, int],
+    machine: int = 0,
+    *,
+    beside: str | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Run `python -m eyas.training RUN_DIR` on every device, until all have ended.
+    """Run `python -m eyas.training RUN_DIR` on every device of this machine, until all have ended.
 
     Args:
+        meeting: Address and port at which the ranks of all machines find each other.
+        machine: Number of this one.
         beside: A module that runs at the same time, with the same argument; it may end before, and is ended afterwards.
         environment: More variables for the ranks.
 
@@ -55,7 +63,7 @@ def launch(
         SystemExit: with the exit code of what failed.
     """
     helper = start(beside, run.directory) if beside else None
-    ranks = start_ranks(run, config, environment or {})
+    ranks = start_ranks(run, config, meeting, machine, environment or {})
     try:
         with passing_sigterm_on(ranks) as told:
             codes, helper_code = watch(ranks, helper)
@@ -74,24 +82,28 @@ def launch(
     if helper_code:
         leave(beside or "", helper_code)
     if any(codes):
-        explain(codes, run, config)
+        explain(codes, run, config, machine)
 
 
-def start_ranks(run: Run, config: Config, environment: Mapping[str, str]) -> list[Child]:
-    """One process per device; they find each other at a free port."""
+def start_ranks(
+    run: Run, config: Config, meeting: tuple[str, int], machine: int, environment: Mapping[str, str]
+) -> list[Child]:
+    """One process per device of this machine."""
     number = config.trainer.devices
+    world = number * config.trainer.num_nodes
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // number)))
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    shared = {**environment, **where, "WORLD_SIZE": str(number), "NODE_RANK": "0"}
+    where = {"MASTER_ADDR": meeting[0], "MASTER_PORT": str(meeting[1]), "NODE_RANK": str(machine)}
+    shared = {**environment, **where, "WORLD_SIZE": str(world)}
     if config.training.compile or config.trainer.accelerator is Accelerator.cuda:  # FlexAttention is compiled there
         shared[NO_COMPILER] = "0"
-    if number == 1:
+    if world == 1:
         return [start(MODULE, run.directory, {**shared, "RANK": "0", "LOCAL_RANK": "0"})]
     run.logs.mkdir(exist_ok=True)
     ranks = []
-    for rank in map(str, range(number)):
-        with run.log_of_rank(int(rank)).open("wb") as log:
-            variables = {**shared, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": threads}
+    for local in range(number):
+        rank = machine * number + local
+        with run.log_of_rank(rank).open("wb") as log:
+            variables = {**shared, "RANK": str(rank), "LOCAL_RANK": str(local), "OMP_NUM_THREADS": threads}
             ranks.append(start(MODULE, run.directory, variables, stderr=log))
     return ranks
 
@@ -137,14 +149,15 @@ def blamed(codes: Sequence[int | None]) -> int:
     return min(range(len(codes)), key=lambda rank: innocence(codes[rank]))
 
 
-def explain(codes: Sequence[int | None], run: Run, config: Config) -> NoReturn:
+def explain(codes: Sequence[int | None], run: Run, config: Config, machine: int) -> NoReturn:
     """Say which rank it was and what it said, and leave with its exit code."""
-    if len(codes) == 1:
+    world = len(codes) * config.trainer.num_nodes
+    if world == 1:
         leave(MODULE, codes[0] or 0)
-    rank = blamed(codes)
-    code, log = codes[rank], run.log_of_rank(rank)
-    print(log.read_text(errors="replace"), end="", file=sys.stderr, flush=True)
-    name = f"rank {rank} of {len(codes)}"
+    local = blamed(codes)
+    code, rank = codes[local], machine * len(codes) + local
+    print(run.log_of_rank(rank).read_text(errors="replace"), end="", file=sys.stderr, flush=True)
+    name = f"rank {rank} of {world}"
     if code is None:
         timeout = f"trainer.timeout_seconds={config.trainer.timeout_seconds:g}"
         leave(name, 1, f"hung: the others waited for it for {timeout}")

@@ -33,9 +33,8 @@ class Preemption(lightning.Callback):
         answer = self.answers.swap(module.summed(module.number(self.told)))
         self.agreed = answer is not None and bool(answer)
 
-    def leave_if_agreed(self, trainer: Trainer) -> None:
+    def leave(self, trainer: Trainer) -> None:
         """When the checkpoint has its name."""
-        if self.agreed:
-            if trainer.is_global_zero:
-                print(f"train    told to end (SIGTERM): checkpoint at step {trainer.global_step}", flush=True)
-            raise SystemExit(PREEMPTED)
+        if trainer.is_global_zero:
+            print(f"train    told to end (SIGTERM): checkpoint at step {trainer.global_step}", flush=True)
+        raise SystemExit(PREEMPTED)

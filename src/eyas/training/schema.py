@@ -53,14 +53,20 @@ class TrainingConfig:
     log_every_n_steps: int = MISSING
     validate_every_n_steps: int = MISSING
     checkpoint_every_n_steps: int = MISSING
-    keep_checkpoints: int = MISSING
+    keep_last: int = MISSING
     """Newest checkpoints that stay on disk."""
+    keep_best: int = MISSING
+    """Beside them, those with the best `val/tau_sim`."""
+    patience: int | None = MISSING
+    """End after so many validations without a better `val/tau_sim`; null: train to the end."""
 
     def __post_init__(self) -> None:
         for key in ("unroll_steps", "row_length", "rows_per_step", "log_every_n_steps", "validate_every_n_steps"):
             at_least(f"training.{key}", getattr(self, key), 1)
         at_least("training.checkpoint_every_n_steps", self.checkpoint_every_n_steps, 1)
-        at_least("training.keep_checkpoints", self.keep_checkpoints, 1)
+        at_least("training.keep_last", self.keep_last, 1)
+        at_least("training.keep_best", self.keep_best, 0)
+        at_least("training.patience", self.patience or 1, 1)
         if self.clip_norm <= 0 or (self.epochs or 1) <= 0 or (self.max_steps is not None and self.max_steps < 1):
             raise EyasError(
                 f"training.clip_norm={self.clip_norm}, training.epochs={self.epochs}, training.max_steps={self.max_steps}: "
