@@ -162,6 +162,28 @@ def test_a_new_verifier_trains(name: str, lab: Lab, added: Callable[..., list[st
     assert (config["verifier"]["name"], config["capture"]["engine"]) == (name, "transformers")
 
 
+def test_kimi_k25_on_eight_devices(lab: Lab) -> None:
+    """Its own YAML, on a checkpoint of its layout and names with 61 small layers: capture, training, export, evaluation."""
+    words = ["verifier=kimi_k25", f"verifier.path={lab.checkpoint('kimi_k25')}", "trainer=8cpu", "data=mine"]
+    words += [f"data.path={lab.directory}/sums.jsonl", "data.responses=keep", "data.held_out=2", "capture=transformers"]
+    words += ["evaluation=transformers", "evaluation.max_tokens=4", "evaluation.num_prompts=1", "name=kimi_k25"]
+    words += [
+        "training.row_length=128",
+        "data.max_length=128",
+        "training.unroll_steps=3",
+        "training.rows_per_step=8",
+        "draft.vocab_size=128",
+    ]
+    done = run("train.py", *words, f"outputs={lab.outputs}", "training.epochs=null", "training.max_steps=2")
+    assert done.returncode == 0, done.stderr
+    assert "28 checks passed" in done.stdout
+    assert "layers [2, 30, 58] and the last, bfloat16" in done.stdout
+    assert done.stdout.endswith("output identical to plain greedy decoding (1/1)\n")
+    draft = json.loads((lab.outputs / "kimi_k25" / "draft" / "config.json").read_text())
+    assert draft["eagle_aux_hidden_state_layer_ids"] == [2, 30, 58]
+    assert len(list((lab.outputs / "kimi_k25" / "logs").glob("rank-*.log"))) == 8
+
+
 def test_another_norm_is_caught_where_states_exist(lab: Lab, added: Callable[..., list[str]]) -> None:
     assert (lab.outputs / "qwen3_next").exists()
     wrong = added("qwen3_next", "kind: rms_plus_one", "kind: rms")

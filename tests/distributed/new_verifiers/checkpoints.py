@@ -1,4 +1,4 @@
-"""Six small checkpoints in the layouts that six teams would bring: `python -m tests.distributed.new_verifiers.checkpoints DIR`.
+"""Small checkpoints in the layouts that as many teams would bring: `python -m tests.distributed.new_verifiers.checkpoints DIR`.
 
 Random weights, a byte tokenizer, names on disk as they are published. `DIR/llama.safetensors` holds what the Llama
 behind `packed` and `consolidated` computes: `state` [N, H] before its final norm, `logits` [N, V].
@@ -42,11 +42,17 @@ def change_config(directory: Path, **values: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}, indent=2))
 
 
-def kimi_finetune(directory: Path) -> None:
+def kimi_k25(directory: Path) -> None:
+    """Kimi-K2.5 with all of its layers, each a few numbers wide: what its YAML says of layers holds."""
+    kimi_finetune(directory, num_layers=61)
+
+
+def kimi_finetune(directory: Path, num_layers: int = 8) -> None:
     """Kimi-K2.5's wrapper: vision tower, `language_model.`, DeepSeek-V3's layers under the type kimi_k2, a head of its own."""
     config: Any = tiny.tiny_config("kimi_k25")
     config.tie_word_embeddings = False  # as published; the class's default is true
     config.text_config.num_nextn_predict_layers = 0
+    config.text_config.num_hidden_layers = num_layers
     model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     tiny.randomize(model)
     published = {"lm_head.": "language_model.lm_head.", "language_model.model.blocks.": "language_model.model.layers."}
@@ -167,7 +173,7 @@ def main(directory: Path) -> None:
     tiny.TEXT.update(vocab_size=VOCABULARY, eos_token_id=byte_tokenizer().eos_token_id, num_hidden_layers=8)
     tiny.PER_TYPE["qwen3_next"] = {"layer_types": ["linear_attention", "full_attention"] * 4}
     tiny.PER_TYPE["gemma3"] = {"text_config": {"layer_types": ["sliding_attention", "full_attention"] * 4}}
-    for make in (kimi_finetune, qwen3_next, gemma3_vlm, inhouse, packed, consolidated):
+    for make in (kimi_k25, kimi_finetune, qwen3_next, gemma3_vlm, inhouse, packed, consolidated):
         make(directory / make.__name__)
     reference(directory / "llama.safetensors")
 
