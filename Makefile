@@ -7,7 +7,7 @@ READY_VLLM := .venv-vllm/.ready
 # --no-compile: modules are compiled as they are imported, which is far fewer than are installed.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo test test-dist test-vllm check conformance stress chaos clean
+.PHONY: demo test test-dist test-vllm check conformance stress chaos gpu-smoke clean
 
 demo: $(READY)
 	$(BIN)/python train.py
@@ -36,6 +36,10 @@ stress: $(READY_DEV)
 # A run that is killed twenty times; writes docs/chaos.md. About ten minutes on two cores.
 chaos: $(READY_DEV)
 	$(BIN)/python -m tests.chaos
+
+# What only a GPU can show, on one, in eight minutes at most; SMOKE="--device cpu" tries the same where there is none.
+gpu-smoke: $(READY_DEV)
+	$(BIN)/python -m tests.gpu_smoke $(SMOKE)
 
 check: $(READY_DEV)
 	$(BIN)/ruff check .

@@ -20,7 +20,7 @@ from benchmarks.products import Products
 from benchmarks.rows import Case, Documents, configuration, packed_rows, shape
 from eyas.config import Config
 from eyas.data.loader import PackedRow, StepRows
-from eyas.data.positions import plan_unroll
+from eyas.data.positions import TARGETS_AT_ONCE, TARGETS_AT_ONCE_ON_GPU, plan_unroll
 from eyas.draft.model import Draft, draft_config
 from eyas.draft.shape import Shape
 from eyas.training.module import DraftTraining
@@ -85,7 +85,9 @@ class _Asked:
 
 def eyas_row(number: int, row: Documents, inputs: Inputs) -> PackedRow:
     """As the loader makes it in its thread. From the second pass on, the verifier's own tokens are known."""
-    unroll = plan_unroll(row.loss_mask_T, row.document_ids_T, inputs.case.unroll_steps)
+    at_once = TARGETS_AT_ONCE_ON_GPU if inputs.device.type == "cuda" else TARGETS_AT_ONCE
+    steps = inputs.case.unroll_steps
+    unroll = plan_unroll(row.loss_mask_T, row.document_ids_T, steps, targets_at_once=at_once)
     tokens_J = None if inputs.case.first_pass else torch.zeros(len(unroll.targets_J), dtype=torch.long)
     return PackedRow(number, row.input_ids_T, row.position_ids_T, row.states_TLH, unroll, tokens_J)
 

@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,14 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Running:
-    """`python train.py`, with its outputs in a directory of its own."""
+    """`python train.py`, or a stage, with its outputs in a directory of its own."""
 
     supervisor: "subprocess.Popen[str]"
     run: Run
 
     @classmethod
-    def start(cls, outputs: Path, *options: str) -> "Running":
-        command = [sys.executable, "train.py", f"outputs={outputs}", "name=run", *options]
+    def start(cls, outputs: Path, *options: str, program: Sequence[str] = ("train.py",)) -> "Running":
+        command = [sys.executable, *program, f"outputs={outputs}", "name=run", *options]
         pipe = subprocess.PIPE
         return cls(subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True), Run(outputs / "run"))
 

@@ -19,6 +19,7 @@ from eyas.draft.given import content, find_draft
 from eyas.draft.shape import Shape, resolve_shape
 from eyas.errors import EyasError
 from eyas.evaluation.schema import Engine
+from eyas.training.schema import Accelerator
 from eyas.verifier.facts import VerifierFacts, resolve
 from eyas.verifier.locate import locate
 from eyas.verifier.schema import Renderer
@@ -122,9 +123,18 @@ def is_online(config: Config) -> bool:
 
 
 def _how_captured(config: Config) -> dict[str, Any]:
-    """What of the group `capture` the states depend on; not where they are, when they come, or how long they are kept."""
-    apart = ("path", "online", "keep", "window_tokens")
+    """What of the group `capture` the states depend on; not where they are, when and on which devices they come, or how long
+    they are kept."""
+    apart = ("path", "workers", "device_map", "online", "keep", "window_tokens")
     return {key: value for key, value in to_dict(config.capture).items() if key not in apart}
+
+
+def num_capture_workers(config: Config) -> int:
+    """Processes that capture=transformers has: as many as are asked for, or one for each device."""
+    if config.capture.workers is not None:
+        return config.capture.workers
+    one = config.capture.device_map is not None or config.trainer.accelerator is Accelerator.cpu
+    return 1 if one else config.trainer.devices
 
 
 def state_files(config: Config) -> list[Path]:

@@ -149,6 +149,18 @@ def test_a_verifier_that_is_too_large_for_the_server_gets_its_number_of_gpus() -
     assert fit.server_beside(kimi(), 10**9) == 0
 
 
+def test_a_verifier_that_is_too_large_for_the_capture() -> None:
+    large = 160 * 10**9, 80 * 10**9
+    said = fit.capture_problem(kimi("capture=transformers"), *large)
+    assert said is not None
+    assert said.startswith(
+        "the verifier's weights, 160 GB, are too large for one GPU of 80 GB; set capture.device_map=auto"
+    )
+    for enough in (["capture=vllm"], ["trainer=cpu"], ["capture=transformers", "capture.device_map=auto"]):
+        assert fit.capture_problem(kimi(*enough), *large) is None
+    assert fit.capture_problem(kimi("capture=transformers"), 10**9, 80 * 10**9) is None
+
+
 def test_amounts_as_a_person_says_them() -> None:
     assert [gb(number) for number in (12_340_000, 1_234_000_000, 123_400_000_000)] == ["12.3 MB", "1.23 GB", "123 GB"]
     assert (bar(0), bar(1e-9), len(bar(1))) == ("", "▏", 24)

@@ -6,6 +6,7 @@ from eyas.capture.schema import CaptureEngine
 from eyas.capture.stage import capture
 from eyas.config import load_config
 from eyas.process import child_main
+from eyas.stages import num_capture_workers
 
 
 def main(config_file: Path) -> None:
@@ -21,8 +22,10 @@ def main(config_file: Path) -> None:
             capture(config, in_vllm)
         case CaptureEngine.transformers:
             from eyas.capture.transformers import in_transformers
+            from eyas.capture.workers import written_by_workers
 
-            capture(config, in_transformers)
+            several = num_capture_workers(config) > 1
+            capture(config, in_transformers, write=written_by_workers if several else None)
 
 
 if __name__ == "__main__":

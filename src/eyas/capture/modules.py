@@ -197,4 +197,4 @@ def state_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a, b)
+    return a.shape == b.shape and torch.equal(a, b.to(a.device))

@@ -34,6 +34,10 @@ class CaptureConfig:
     """With engine files: the directory that holds them (docs/capture_files.md); they are read where they are."""
     dtype: Dtype = MISSING
     """The verifier computes, and the states are stored, in this type."""
+    workers: int | None = MISSING
+    """With engine transformers: processes that capture at the same time, each with the whole verifier; null: one per device."""
+    device_map: str | None = MISSING
+    """Where transformers puts the verifier's modules (its own `device_map`: auto, balanced, ...); null: whole on one device."""
     tokens_per_batch: int = MISSING
     """Tokens in one forward of the verifier, padding included."""
     tokens_per_shard: int = MISSING
@@ -53,6 +57,19 @@ class CaptureConfig:
             raise EyasError(
                 f"capture.path={self.path} with capture.engine={self.engine.name}: capture=files needs capture.path=DIR, where the "
                 "states are, and nothing else has one"
+            )
+        for key in ("workers", "device_map"):
+            if (value := getattr(self, key)) is not None and self.engine is not CaptureEngine.transformers:
+                raise EyasError(
+                    f"capture.{key}={value} with capture.engine={self.engine.name}: it says how transformers captures; set "
+                    f"capture=transformers, or capture.{key}=null"
+                )
+        if self.workers is not None:
+            at_least("capture.workers", self.workers, 1)
+        if self.device_map is not None and (self.workers or 1) > 1:
+            raise EyasError(
+                f"capture.device_map={self.device_map} with capture.workers={self.workers}: one worker has all devices then; "
+                "set capture.workers=null, or capture.device_map=null"
             )
         if self.online and self.engine is not CaptureEngine.vllm:
             raise EyasError(

@@ -44,19 +44,23 @@ SCRATCH = "engine"
 Start = Callable[[Config, Tokens, Path], AbstractContextManager[Engine]]
 """Starts an engine; the directory is the artifact's, for what the engine leaves beside the states."""
 
+Write = Callable[[Config, Tokens, Mapping[int, range], Path], None]
+"""Proves how the verifier is read, then writes the missing shards (index: rows) into the artifact's directory."""
 
-def capture(config: Config, start: Start, *, moves: bool = False) -> None:
+
+def capture(config: Config, start: Start, *, write: Write | None = None, moves: bool = False) -> None:
     """Write the states artifact of the tokens artifact, unless it exists, and prove how the verifier is read.
 
     Args:
+        write: How the shards come; None: one after another, from an engine in this process.
         moves: The engine removes what it hands out: no more disk is needed than there is now.
     """
     artifact, file = states_artifact(config), parity_file(config)
     tokens = Tokens(tokens_artifact(config).directory)
     with full_disk_explained(artifact.directory.parent), building(artifact) as partial:
         if partial is not None:
+            _write_missing(config, tokens, partial, write or written_here(start), moves)
             shards = plan_shards(tokens.lengths, config.capture.tokens_per_shard)
-            _write_shards(config, tokens, shards, partial, start, moves)
             entries = [_entry(partial, index, rows, tokens) for index, rows in enumerate(shards)]
             remove(partial / SCRATCH)
             complete(artifact, partial, {"tokens": sum(tokens.lengths), "shards": entries})
@@ -65,24 +69,46 @@ def capture(config: Config, start: Start, *, moves: bool = False) -> None:
             write_file(file, proof(config, engine))
 
 
-def _write_shards(
-    config: Config, tokens: Tokens, shards: list[range], partial: Path, start: Start, moves: bool
-) -> None:
+def _write_missing(config: Config, tokens: Tokens, partial: Path, write: Write, moves: bool) -> None:
     """Capture every shard that is not there yet."""
-    missing = {index: rows for index, rows in enumerate(shards) if not (partial / shard_name(index)).exists()}
-    num_missing = sum(tokens.lengths[row] for rows in missing.values() for row in rows)
-    total = sum(tokens.lengths)
+    missing = missing_shards(config, tokens, partial)
+    num_missing, total = tokens_of(missing, tokens), sum(tokens.lengths)
     if num_missing < total:
         print(f"capture  resumes after {total - num_missing:,} of {total:,} tokens", flush=True)
     if not missing:
         return
     if not moves:
         refuse_full_disk(config, num_missing, partial)
-    with start(config, tokens, partial) as engine:
-        write_file(partial / parity_file(config).name, proof(config, engine))
-        progress = Progress("capture", total, "tokens", done=total - num_missing)
-        for index, documents in engine.shards(missing, progress):
-            write_shard(partial / shard_name(index), documents)
+    write(config, tokens, missing, partial)
+
+
+def written_here(start: Start) -> Write:
+    """By one engine, in this process."""
+
+    def write(config: Config, tokens: Tokens, missing: Mapping[int, range], directory: Path) -> None:
+        with start(config, tokens, directory) as engine:
+            write_file(directory / parity_file(config).name, proof(config, engine))
+            progress = progress_over(missing, tokens)
+            for index, documents in engine.shards(missing, progress):
+                write_shard(directory / shard_name(index), documents)
+
+    return write
+
+
+def missing_shards(config: Config, tokens: Tokens, directory: Path) -> dict[int, range]:
+    """The shards (index: rows) that aren't in the artifact's directory."""
+    shards = plan_shards(tokens.lengths, config.capture.tokens_per_shard)
+    return {index: rows for index, rows in enumerate(shards) if not (directory / shard_name(index)).exists()}
+
+
+def tokens_of(shards: Mapping[int, range], tokens: Tokens) -> int:
+    return sum(tokens.lengths[row] for rows in shards.values() for row in rows)
+
+
+def progress_over(missing: Mapping[int, range], tokens: Tokens) -> Progress:
+    """Of all tokens; those of shards that are there count as done."""
+    total = sum(tokens.lengths)
+    return Progress("capture", total, "tokens", done=total - tokens_of(missing, tokens))
 
 
 def proof(config: Config, engine: Engine) -> str:

@@ -1,6 +1,8 @@
 """Reading residual streams out of a transformers model, by hooks on its own modules."""
 
+from collections import Counter
 from collections.abc import Sequence
+from importlib.util import find_spec
 from inspect import signature
 from typing import Any, Self, cast
 
@@ -47,6 +49,7 @@ class Tap:
         """The last forward's (hidden [B, S, L, H], last [B, S, H]); the last state is before the final norm or the head."""
         states = [self._seen.pop(slot) for slot in range(len(self._modules))]
         last_BSH = states.pop()
+        states = [state.to(last_BSH.device) for state in states]  # the verifier may be spread over several
         if self._stream is Stream.multiple:
             states = [_mean_of_streams(state, last_BSH.shape) for state in states]
         if any(state.shape != last_BSH.shape for state in states):
@@ -71,13 +74,24 @@ class Tap:
 
 
 def load_verifier(
-    checkpoint: Checkpoint, verifier: VerifierConfig, dtype: torch.dtype, device: torch.device
+    checkpoint: Checkpoint,
+    verifier: VerifierConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    device_map: str | None = None,
 ) -> PreTrainedModel:
     """The whole verifier in transformers, frozen.
+
+    Args:
+        device: Where it is, unless `device_map` spreads it over several (`capture.device_map`).
 
     Raises:
         EyasError: it needs remote code that is not trusted, or a layout that transformers does not read.
     """
+    if device_map is not None and find_spec("accelerate") is None:
+        raise EyasError(
+            f"capture.device_map={device_map}: transformers needs accelerate for it; pip install accelerate"
+        )
     trusted = verifier.trust_remote_code
     if checkpoint.config_file != "config.json":
         raise EyasError(
@@ -99,6 +113,7 @@ def load_verifier(
             trust_remote_code=trusted.config and trusted.model,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
+            **({} if device_map is None else {"device_map": device_map}),
         )
     except Exception as error:  # libraries of many hands, and with trusted code anybody's
         whose = "the checkpoint's own code fails" if trusted.model else "transformers can't load it"
@@ -106,8 +121,22 @@ def load_verifier(
         raise EyasError(f"{checkpoint.directory}: {whose}: {reason}") from error
     _refuse_random(checkpoint, sorted(loading["missing_keys"]), sorted(key for key, *_ in loading["mismatched_keys"]))
     model.requires_grad_(False).eval()
-    cast(nn.Module, model).to(device)
+    if device_map is None:
+        try:
+            cast(nn.Module, model).to(device)
+        except torch.OutOfMemoryError:
+            raise EyasError(
+                f"{checkpoint.directory}: the verifier does not fit on one {device}; spread it over several with "
+                "capture.device_map=auto, or let vLLM run it (capture=vllm, server.tensor_parallel=N)"
+            ) from None
     return model
+
+
+def placement(model: PreTrainedModel) -> str:
+    """How many modules are on which device, where a device map put them; empty without one."""
+    devices: dict[str, Any] = getattr(model, "hf_device_map", {})
+    counts = Counter(f"cuda:{device}" if isinstance(device, int) else str(device) for device in devices.values())
+    return ", ".join(f"{device} ({number} of {len(devices)} modules)" for device, number in counts.items())
 
 
 def _refuse_random(checkpoint: Checkpoint, missing: list[str], mismatched: list[str]) -> None:

@@ -11,14 +11,18 @@ from transformers import PreTrainedModel
 
 from eyas.capture.modules import Modules, find_modules
 from eyas.capture.parity import Parity, own_logits, prove
-from eyas.capture.tap import Tap, load_verifier
+from eyas.capture.tap import Tap, load_verifier, placement
 from eyas.config import Config
 from eyas.data.store import Document
 from eyas.data.tokens import Tokens
+from eyas.errors import EyasError
 from eyas.progress import Progress
 from eyas.stages import draft_shape, verifier_facts
 from eyas.verifier.locate import locate
 from eyas.verifier.teacher import Teacher
+
+PARITY_POSITIONS = 512
+"""Of the first row: a comparison of logits takes some 50 bytes for each token of the vocabulary at each of them."""
 
 
 @contextmanager
@@ -26,9 +30,8 @@ def in_transformers(config: Config, tokens: Tokens, _: Path) -> Iterator["Transf
     """The verifier of this configuration in this process, with its hooks."""
     checkpoint, facts = locate(config.verifier), verifier_facts(config)
     dtype, device = getattr(torch, config.capture.dtype.name), torch.device(config.trainer.accelerator.name)
-    model = load_verifier(checkpoint, config.verifier, dtype, device)
+    model = load_verifier(checkpoint, config.verifier, dtype, device, config.capture.device_map)
     modules = find_modules(model, config.verifier, facts.num_layers)
-    print(f"capture  hooks {', '.join(f'{what}: {path}' for what, path in modules.paths.items())}", flush=True)
     yield TransformersEngine(config, tokens, model, modules)
 
 
@@ -42,10 +45,13 @@ class TransformersEngine:
     modules: Modules
 
     def prove(self) -> Parity:
+        print(f"capture  hooks {', '.join(f'{what}: {path}' for what, path in self.modules.paths.items())}", flush=True)
+        if placed := placement(self.model):
+            print(f"capture  device_map {self.config.capture.device_map}: {placed}", flush=True)
         checkpoint, facts = locate(self.config.verifier), verifier_facts(self.config)
         dtype = getattr(torch, self.config.capture.dtype.name)
         teacher = Teacher.from_checkpoint(checkpoint, facts, dtype).to(self.model.device)
-        row = self.tokens.row(0)[0]
+        row = self.tokens.row(0)[0][:PARITY_POSITIONS]
         _, state_NH, own_NV = own_logits(self.model, self.modules, self.config.verifier, [row])
         return prove(teacher, state_NH, own_NV)
 
@@ -88,10 +94,20 @@ def _documents(
 
 
 def _forward(verifier: PreTrainedModel, tap: Tap, ids_BS: Tensor, attention_BS: Tensor) -> tuple[Tensor, Tensor]:
-    with tap:
+    with tap, _full_memory_explained(ids_BS):
         verifier(
             input_ids=ids_BS.to(verifier.device),
             attention_mask=attention_BS.to(verifier.device),
             **tap.arguments(verifier),
         )
         return tap.take()
+
+
+@contextmanager
+def _full_memory_explained(ids_BS: Tensor) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        size = f"{len(ids_BS)} rows of {ids_BS.shape[1]} tokens"
+        advice = "lower capture.tokens_per_batch" if len(ids_BS) > 1 else "set capture.device_map=auto"
+        raise EyasError(f"the device's memory is full in a forward of the verifier over {size}; {advice}") from None

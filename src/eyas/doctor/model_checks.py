@@ -37,7 +37,7 @@ def examine_model(config: Config, checkpoint: Checkpoint, facts: VerifierFacts) 
         return [Finding(name=name, verdict=Verdict.na, found=size) for name in MODEL_ROWS]
     device = torch.device(config.trainer.accelerator.name)
     try:
-        model = load_verifier(checkpoint, config.verifier, dtype, device)
+        model = load_verifier(checkpoint, config.verifier, dtype, device, config.capture.device_map)
         modules = find_modules(model, config.verifier, facts.num_layers)
         prompts = token_ids(config.verifier, checkpoint, facts.vocab_size)
         states = own_logits(model, modules, config.verifier, prompts)
@@ -62,7 +62,8 @@ def num_parameters(checkpoint: Checkpoint) -> int:
 def dtype_that_fits(config: Config, checkpoint: Checkpoint) -> torch.dtype | None:
     """float32 if the verifier fits so, else bfloat16, else None; a third of the memory is left to the forward."""
     if config.trainer.accelerator is Accelerator.cuda and torch.cuda.is_available():
-        available = torch.cuda.mem_get_info()[0]
+        used = 1 if config.capture.device_map is None else torch.cuda.device_count()
+        available = sum(torch.cuda.mem_get_info(device)[0] for device in range(used))
     else:
         available = psutil.virtual_memory().available
     size = num_parameters(checkpoint)

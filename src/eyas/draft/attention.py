@@ -18,11 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+from torch.nn.functional import pad
 
 from eyas.data.positions import Rows, Span
 
 WINDOWED_ROWS = 256
 """Rows that share a mask where there is a window."""
+
+SMALLEST_HEAD = 16
+"""FlexAttention's kernel takes none below; zeros behind a smaller one change no product."""
+COMPILATIONS = 64
+"""FlexAttention compiles anew where there is one block of rows or of keys, and for gradients; some ten times in all."""
 
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -193,19 +199,23 @@ def flex_prefix(
         seen = (document_T[positions_N[row]] == document_T[key]) & (key <= positions_N[row])
         return seen if reach is None else seen & (key > positions_N[row] - reach)
 
-    device = query_Nqd.device
+    device, size = query_Nqd.device, query_Nqd.shape[-1]
+    states = (pad(it, (0, max(0, SMALLEST_HEAD - size))) for it in (query_Nqd, key_Thd, value_Thd))
     mask = create_block_mask(sees, None, None, len(query_Nqd), len(key_Thd), device=device)
     run = _compiled_flex() if device.type == "cuda" else flex_attention
     output, more = run(
-        *(it.transpose(0, 1)[None] for it in (query_Nqd, key_Thd, value_Thd)),
+        *(it.transpose(0, 1)[None] for it in states),
         block_mask=mask,
         scale=scale,
         enable_gqa=True,
         return_aux=AuxRequest(lse=True),
     )
-    return output[0].transpose(0, 1), more.lse[0].T
+    return output[0, ..., :size].transpose(0, 1), more.lse[0].T
 
 
 @cache
 def _compiled_flex() -> Any:
-    return torch.compile(flex_attention, dynamic=True)
+    """Whole or not at all: what isn't compiled would hold a row's scores against all keys, and say so in a log at most."""
+    return torch.compile(  # type: ignore[call-overload]
+        flex_attention, dynamic=True, fullgraph=True, recompile_limit=COMPILATIONS
+    )

@@ -33,7 +33,7 @@ class CachedVerifier:
             logits_NV = self.model(input_ids=ids_1N, past_key_values=self.cache, use_cache=True).logits[0]
             hidden_1NLH, _ = self.tap.take()
         self.num_read += len(tokens)
-        return logits_NV, hidden_1NLH[0]
+        return logits_NV, hidden_1NLH[0].to(self.model.device)  # where the draft is
 
     def forget(self, count: int) -> None:
         """Drop the last `count` tokens from the cache."""

@@ -160,7 +160,7 @@ def check_transformers(config: Config) -> str:
         return "the verifier is too large to be compared with transformers here"
     recorded, tokenizer = read(canary_file(config)), load_tokenizer(config.verifier, checkpoint)
     device = torch.device(config.trainer.accelerator.name)
-    model = load_verifier(checkpoint, config.verifier, dtype, device)
+    model = load_verifier(checkpoint, config.verifier, dtype, device, config.capture.device_map)
     tokens, logprobs = [], []
     for prompt in PROMPTS:
         ids_1T = torch.tensor([tokenizer(prompt)["input_ids"]], device=device)

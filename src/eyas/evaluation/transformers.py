@@ -43,7 +43,7 @@ def evaluate(config: Config, run: Run) -> None:
     """
     checkpoint, facts, k = locate(config.verifier), verifier_facts(config), config.evaluation.k
     dtype, device = getattr(torch, config.evaluation.dtype.name), torch.device(config.trainer.accelerator.name)
-    model = load_verifier(checkpoint, config.verifier, dtype, device)
+    model = load_verifier(checkpoint, config.verifier, dtype, device, config.capture.device_map)
     modules = find_modules(model, config.verifier, facts.num_layers)
     draft = load_draft(run.draft, dtype, device)
     verifier = CachedVerifier(model, Tap(modules, draft.target_layer_ids, config.verifier))

@@ -38,6 +38,7 @@ def main(config_file: Path) -> None:
     problems = {
         "memory": fit.memory_problem(total, device),
         "server": fit.server_problem(config, weights, device.num_bytes),
+        "capture": fit.capture_problem(config, weights, device.num_bytes),
         "disk": fit.disk_problem(config, disk),
     }
     found = {name: problem for name, problem in problems.items() if problem is not None}

@@ -137,6 +137,19 @@ def server_problem(config: Config, weights: int | None, device_bytes: int | None
     )
 
 
+def capture_problem(config: Config, weights: int | None, device_bytes: int | None) -> str | None:
+    """Where capture=transformers has the verifier on one GPU, and that is too small for it."""
+    capture = config.capture
+    if capture.engine is not CaptureEngine.transformers or config.trainer.accelerator is Accelerator.cpu:
+        return None
+    if capture.device_map is not None or weights is None or device_bytes is None or weights < device_bytes:
+        return None
+    return (
+        f"the verifier's weights, {weights / GIGA:.0f} GB, are too large for one GPU of {device_bytes / GIGA:.0f} GB; set "
+        "capture.device_map=auto, or capture=vllm server.tensor_parallel=N"
+    )
+
+
 def disk_problem(config: Config, num_bytes: int) -> str | None:
     """Where states and checkpoints don't fit the disk of `outputs`."""
     place = Path(config.outputs).absolute()

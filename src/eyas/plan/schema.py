@@ -16,6 +16,7 @@ class PlanConfig:
     device_gb: float | None = MISSING
     """Memory of one device, in GB of 10^9 bytes; null: the CPU's, or what nvidia-smi says."""
     capture_tokens_per_second: float | None = MISSING
+    """Of all devices together, however many workers capture; null: not known."""
     training_tokens_per_second: float | None = MISSING
     """Of all devices together; null: what the run `like` measured."""
     like: str | None = MISSING

@@ -8,6 +8,7 @@ from eyas.plan.amounts import Work, checkpoint_bytes, states_bytes, token_bytes,
 from eyas.plan.fit import serves
 from eyas.plan.report import gb, time_row
 from eyas.plan.step import StepMemory
+from eyas.stages import num_capture_workers
 from eyas.training.schema import Accelerator
 
 Rows = list[tuple[str, str, str]]
@@ -64,10 +65,16 @@ def machine_rows(config: Config, memory: StepMemory, total: int, weights: int | 
     elif config.server.endpoints is not None and config.capture.engine is CaptureEngine.vllm:
         rows.append(("vLLM", "elsewhere", ", ".join(config.server.endpoints)))
     elif config.capture.engine is CaptureEngine.transformers and weights is not None:
-        rows.append(
-            ("verifier, in the capture", gb(weights), "in transformers, in a process that is gone before the training")
-        )
+        rows.append(("verifier, in the capture", gb(weights), f"{_capturing(config)}, gone before the training"))
     return rows
+
+
+def _capturing(config: Config) -> str:
+    """Where transformers has the verifier while it captures."""
+    if config.capture.device_map is not None:
+        return f"over all devices (capture.device_map={config.capture.device_map}) of one process of transformers"
+    number = num_capture_workers(config)
+    return "in a process of transformers" if number == 1 else f"in each of {number} processes of transformers"
 
 
 def data_rows(config: Config, shape: Shape, todo: Work, memory: StepMemory) -> Rows:

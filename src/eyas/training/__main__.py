@@ -3,10 +3,12 @@
 import sys
 from pathlib import Path
 
+from torch import OutOfMemoryError
 from torch.distributed import DistError
 
 from eyas.artifact import full_disk_explained
 from eyas.draft.export import export
+from eyas.errors import EyasError
 from eyas.process import child_main
 from eyas.run import Run
 from eyas.training.fit import fit
@@ -19,6 +21,11 @@ def main(directory: Path) -> None:
         with full_disk_explained(directory):
             if fit(run):  # here rather than in a process of its own, which would take as long to start as to export
                 export(run)
+    except OutOfMemoryError:  # a GPU's; a CPU's ends the process
+        raise EyasError(
+            "the GPU's memory is full: `eyas plan` with the same words says what takes it, and what would help "
+            "(training.activation_checkpointing=true, a shorter training.row_length, more trainer.devices)"
+        ) from None
     except RuntimeError as error:
         if not is_loss(error):
             raise
