@@ -4,12 +4,16 @@ import csv
 import json
 import shutil
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
 
 from conftest import OPTIONS, run, train
+from eyas.compare.read import read_entries
+from eyas.compare.table import compare_entries
+from eyas.compare.wandb_runs import offline_files
 from eyas.run import read_metrics
 
 
@@ -60,7 +64,13 @@ def test_a_longer_run_continues(outputs: Path, tmp_path: Path) -> None:
     done = train(tmp_path / "outputs", "training.max_steps=36", "evaluation=none")
     assert done.returncode == 0, done.stderr
     assert "resumes at step 33: 36 steps" in done.stdout
-    assert (tmp_path / "outputs" / "run" / "checkpoints" / "step-00000036").exists()
+    before, after = (
+        json.loads((tmp_path / "outputs/run/checkpoints" / f"step-000000{step}" / "manifest.json").read_text())["cost"]
+        for step in (33, 36)
+    )
+    assert after["tokens"] > before["tokens"] > 0
+    assert after["seconds"] > before["seconds"]
+    assert json.loads((tmp_path / "outputs/run/draft/eyas.json").read_text())["cost"] == after
 
 
 def test_stages_alone_and_evaluation_in_another_setting(outputs: Path, tmp_path: Path) -> None:
@@ -91,17 +101,46 @@ def test_the_same_name_with_another_identity(outputs: Path) -> None:
 
 def test_wandb_off_line_compiled_in_bfloat16(outputs: Path, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(outputs / "store", tmp_path / "store")).parent
-    short = ["name=w", "group=trials", "training.max_steps=5", "evaluation=none"]
-    options = ["logger=wandb", "logger.wandb.offline=true", "training.compute_dtype=bfloat16", "training.compile=true"]
-    done = train(directory, *short, *options)
+    short = ["name=w", "group=trials", "training.max_steps=5", "evaluation.num_prompts=6"]
+    options = ["logger=wandb_offline", "logger.wandb.log_model=true", "server.env={HF_TOKEN: not-for-others}"]
+    done = train(directory, *short, *options, "training.compute_dtype=bfloat16", "training.compile=true")
     assert done.returncode == 0, done.stderr
     # The same data and seed, on another schedule: about the same loss.
     in_float32, in_bfloat16 = (
         read_metrics(root / name / "metrics.csv") for root, name in ((outputs, "run"), (directory, "w"))
     )
     assert in_bfloat16[0]["train/loss"] == pytest.approx(in_float32[0]["train/loss"], rel=0.05)
-    [written] = (directory / "w" / "wandb").glob("offline-run-*/*.wandb")
-    content = written.read_bytes()
-    for text in (b"trials", b"tiny_llama", b"unroll_steps", b"train/tau_sim"):
+    files = offline_files(directory / "w")
+    assert len(files) == 2  # the training's, and what was known after the evaluation
+    content = b"".join(file.read_bytes() for file in files)
+    for text in (b"trials", b"tiny_llama", b"unroll_steps", b"train/tau_sim", b"measured/acceptance_3", b"model"):
         assert text in content, text
+    assert b"not-for-others" not in content
     assert (directory / "w" / "metrics.csv").exists()
+
+    # Off line or from its directory, it is the same run with the same numbers.
+    [local], [logged] = (read_entries([str(directory / place)]) for place in ("w", "w/wandb"))
+    assert (logged.evaluation["tau"], logged.evaluation["per_prompt"]) == (
+        local.evaluation["tau"],
+        local.evaluation["per_prompt"],
+    )
+    assert (logged.metrics, logged.cost, logged.tokens) == (local.metrics, local.cost, local.tokens)
+    [table] = compare_entries([local, logged]).tables
+    assert [row.behind for row in table.rows] == [0, 0]
+    assert table.keys == []
+
+    again = train(directory, *short, *options, "training.compute_dtype=bfloat16", "training.compile=true")
+    assert again.returncode == 0, again.stderr
+    assert offline_files(directory / "w") == files, "what has been said is not said again"
+
+
+@pytest.mark.parametrize(("option", "package"), [("tensorboard", "tensorboard"), ("mlflow", "mlflow")])
+def test_another_logger_by_yaml_alone_or_the_line_that_installs_it(tmp_path: Path, option: str, package: str) -> None:
+    done = train(tmp_path, f"logger=[csv,{option}]", "training.max_steps=5", "evaluation=none")
+    if find_spec(package):
+        assert done.returncode == 0, done.stderr
+        assert list(tmp_path.rglob("events.out.tfevents.*")) or (tmp_path / "mlflow.db").exists()
+    else:
+        assert done.returncode == 2
+        assert f"pip install {package}" in done.stderr
+        assert not (tmp_path / "run").exists()

@@ -43,5 +43,7 @@ def test_a_wheel_prints_its_composed_config(tmp_path: Path) -> None:
     )
     assert Path(data.strip()).stat().st_size > 100_000
     assert (Path(data.strip()).parents[2] / "capture" / "connector" / "eyas_connector.py").exists()
+    templates = Path(data.strip()).parents[2] / "compare" / "templates"
+    assert {file.name for file in templates.iterdir()} == {"page.css", "page.html.j2", "page.js"}
     studies = call(eyas, "train", "sweeps=learning_rate", "--cfg", "hydra", "-p", "hydra.sweeper.params", cwd=tmp_path)
     assert "optimizer.lr" in studies

@@ -36,6 +36,7 @@ def reported(dtype: str, gap: float, **changes: Any) -> dict[str, Any]:
         num_prompts=5,
         differences=[{"prompt": 2, "token": 7, "gap": gap}],
         tokens_per_second={"plain": 1.0, "speculative": 2.0},
+        verifier="f00d",
         draft={"step": 1},
         **changes,
     )
@@ -57,6 +58,7 @@ def measured(concurrency: int, tokens_per_second: float) -> Pass:
         [[0] * 100],
         100 / tokens_per_second,
         SpeculationCounts(50, 150, 60, (30, 20, 10)),
+        [],
     )
 
 

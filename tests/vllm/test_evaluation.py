@@ -58,6 +58,19 @@ def test_output_is_that_of_plain_decoding_and_everything_is_measured(run: Path) 
     settings = [(line["length"], line["k"], line["concurrency"]) for line in report["measured"]]
     assert settings == [(length, 3, concurrency) for length in lengths for concurrency in (1, 4)]
     assert all(line["tokens_per_second"][way] > 0 for line in report["measured"] for way in ("plain", "speculative"))
+    for line in report["measured"]:
+        assert len(line["per_prompt"]) == line["num_prompts"]
+        if line["concurrency"] > 1:
+            assert all("forwards" not in prompt for prompt in line["per_prompt"])
+            continue
+        forwards, accepted = (
+            [of(prompt) for prompt in line["per_prompt"]]
+            for of in (lambda prompt: prompt["forwards"], lambda prompt: sum(prompt["accepted"]))
+        )
+        assert line["tau"] == pytest.approx(1 + sum(accepted) / sum(forwards))
+        for prompt, checks, drafts in zip(line["per_prompt"], forwards, accepted, strict=True):
+            # The first token is the prompt's own; the last forward may go past the end.
+            assert abs(1 + checks + drafts - prompt["tokens"]) <= line["k"] + 1
     assert report["verdict"][0].startswith("measured tau ")
     assert report["verdict"][1].startswith(("faster with the draft", "no faster with the draft"))
     assert report["verdict"][-1] == "output identical to plain greedy decoding (17/17)"

@@ -6,6 +6,7 @@ from pathlib import Path
 from eyas.artifact import remove, write_file
 from eyas.cli import train
 from eyas.cli.compose import Composed, compose, from_command_line, saved_overrides
+from eyas.compare.publish import publish
 from eyas.compare.report import print_summary, write_report
 from eyas.config import Config, config_yaml, load_config
 from eyas.draft.given import PROVENANCE_FILE, find_draft, short_name, trained_for
@@ -44,6 +45,7 @@ def evaluate_run(run: Run, overrides: list[str]) -> None:
         check_provenance(config, run)
         train.evaluate(config, run)
         write_report(config, run)
+        publish(config, run)
         print_summary(config, run)
 
 

@@ -11,6 +11,7 @@
     eyas export   RUN_DIR              a run's newest checkpoint -> draft/ (what vLLM loads; export.formats=[vllm,sglang])
     eyas evaluate RUN_DIR key=value    measure a run's draft (evaluation=..., server=... and their keys)
     eyas evaluate DRAFT   verifier=... measure any EAGLE-3 draft, a directory or hub id, beside any verifier of its shape
+    eyas compare  RUN...               rank runs, sweeps and measurements, with intervals (--html --csv --markdown --json FILE)
 
 verifier=auto verifier.path=DIR finds the verifier's YAML by its checkpoint.
 key=value and --config-dir, --cfg job, --help, -m are Hydra's; `eyas train --help` lists groups and options.
@@ -75,6 +76,10 @@ def main() -> None:
         list_verifiers()
     elif command == "inspect":
         explained(inspect, sys.argv[2:])
+    elif command == "compare":
+        from eyas.cli.compare import compare  # here, since only it needs numpy and more
+
+        explained(compare, sys.argv[2:])
     elif command in COMPOSING:
         command_line_without(1)
         if command == "plan":
@@ -86,7 +91,7 @@ def main() -> None:
         print(__doc__)
     else:
         fail(
-            f"eyas {command}: there is no such command; it has: {', '.join([*COMPOSING, 'inspect', *WORKING_ON_DIRECTORIES])}"
+            f"eyas {command}: there is no such command; it has: {', '.join([*COMPOSING, 'inspect', *WORKING_ON_DIRECTORIES, 'compare'])}"
         )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from eyas.artifact import read_manifest, write_file
 from eyas.cli.compose import Composed, from_command_line
+from eyas.compare.publish import publish
 from eyas.compare.report import print_summary, write_report
 from eyas.config import Config, config_yaml, to_dict
 from eyas.data.report import changed, dropped, print_report, read_examples
@@ -72,6 +73,7 @@ def walk(composed: Composed, gathering: Gathering) -> None:
         export(config, run)
         evaluate(config, run)
         write_report(config, run)
+        publish(config, run)
         print_summary(config, run)
 
 

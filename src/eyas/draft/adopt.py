@@ -158,6 +158,7 @@ def record(config: Config, directory: Path, stored: StoredDraft) -> dict[str, An
         "content": content(directory, stored.where),
         "run": origin.get("run"),
         "step": origin.get("step"),
+        "cost": origin.get("cost", {}),
         "trained_for": trained_for(config, directory),
         "verifier": {
             "name": config.verifier.name,

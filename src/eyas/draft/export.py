@@ -44,7 +44,8 @@ def export(run: Run) -> None:
     checkpoint = run.checkpoint_to_export(config)
     if checkpoint is None:
         raise EyasError(f"{run.directory} has no complete checkpoint to export; train it first")
-    step = read_manifest(checkpoint)["step"]
+    manifest = read_manifest(checkpoint)
+    step = manifest["step"]
     draft = trained_draft(config, checkpoint)
 
     record = {
@@ -58,6 +59,7 @@ def export(run: Run) -> None:
         },
         "tokens": tokens_artifact(config).fingerprint,
         "states": states_artifact(config).fingerprint,
+        "cost": manifest.get("cost", {}),
         **provenance(),
     }
     known = gather(config, run, record)

@@ -1,10 +1,12 @@
 """What an evaluation says: the same numbers whichever engine decoded, each with the setting that it holds for."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 from eyas.config import Config, to_dict
 from eyas.errors import EyasError
+from eyas.evaluation.schema import Engine
 
 NEAR_TIE = {"float32": 1e-2, "bfloat16": 0.5}
 """Logit gap up to which the two best tokens may trade places between a forward of one token and of k + 1."""
@@ -34,6 +36,21 @@ def acceptance(num_forwards: int, accepted: Sequence[int]) -> dict[str, Any]:
     }
 
 
+def of_prompt(
+    ids: Sequence[int], num_tokens: int, num_forwards: int | None = None, accepted: Sequence[int] = ()
+) -> dict[str, Any]:
+    """What is kept of one prompt: which it was, and what tau is made of, so that an interval over prompts can be computed.
+
+    Args:
+        ids: The prompt.
+        num_tokens: Tokens of the answer.
+        num_forwards: Verifier forwards that checked drafted tokens; None where they can't be told apart by prompt.
+        accepted: At how many of them position 1, 2, ... was accepted.
+    """
+    which = {"id": hashlib.sha256(repr(list(ids)).encode()).hexdigest()[:12], "tokens": num_tokens}
+    return which if num_forwards is None else {**which, "forwards": num_forwards, "accepted": list(accepted)}
+
+
 def first_difference(plain: Sequence[int], speculative: Sequence[int]) -> int | None:
     """Where two answers part; None where they are the same."""
     if plain == speculative:
@@ -50,6 +67,7 @@ def report(
     num_prompts: int,
     differences: list[dict[str, Any]],
     tokens_per_second: dict[str, float],
+    verifier: str,
     draft: dict[str, Any],
     **more: Any,
 ) -> dict[str, Any]:
@@ -61,6 +79,7 @@ def report(
         differences: {prompt, token, gap} of each answer that differs from plain decoding; the gap is between the logits of
             the two tokens at the first one that differs.
         tokens_per_second: `plain` and `speculative`.
+        verifier: Which weights it was measured beside.
         draft: Where the draft comes from.
 
     Raises:
@@ -75,7 +94,16 @@ def report(
             "verifier's states or its cache are not what they should be"
         )
     asked = to_dict(config.evaluation)
-    setting = {**asked, "drafting": "chain", "prompts": prompts, "chat": to_dict(config.verifier.chat)}
+    setting = {
+        **asked,
+        "drafting": "chain",
+        "prompts": prompts,
+        "chat": to_dict(config.verifier.chat),
+        "verifier": {"name": config.verifier.name, "weights": verifier},
+    }
+    if config.evaluation.engine is Engine.vllm:
+        arguments = [*config.verifier.vllm.args, *config.server.args]
+        setting["served"] = {"args": arguments, "kv_cache_dtype": config.server.kv_cache_dtype}
     found = {
         "asked": asked,
         "setting": setting,

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,8 @@ from eyas.config import Config
 from eyas.draft.export import load_draft
 from eyas.draft.given import PROVENANCE_FILE
 from eyas.evaluation.chain import CachedVerifier, Decoded, Drafter, decode_plain, decode_speculatively
-from eyas.evaluation.prompts import prompt_sets
-from eyas.evaluation.report import acceptance, first_difference, report
+from eyas.evaluation.prompts import PromptSet, prompt_sets
+from eyas.evaluation.report import acceptance, first_difference, of_prompt, report
 from eyas.progress import Progress
 from eyas.run import Run
 from eyas.stages import verifier_facts
@@ -63,16 +64,20 @@ def evaluate(config: Config, run: Run) -> None:
         comparisons.append(Comparison(plain, speculative))
         progress.advance(1)
     provenance = json.loads((run.draft / PROVENANCE_FILE).read_text())
-    write_file(
-        run.evaluation_file,
-        json.dumps(summarize(config, asked.name, comparisons, seconds, provenance), indent=2) + "\n",
-    )
+    found = summarize(config, asked, comparisons, seconds, verifier=checkpoint.identity, draft=provenance)
+    write_file(run.evaluation_file, json.dumps(found, indent=2) + "\n")
 
 
 def summarize(
-    config: Config, prompts: str, comparisons: list[Comparison], seconds: dict[str, float], provenance: dict[str, Any]
+    config: Config,
+    asked: PromptSet,
+    comparisons: list[Comparison],
+    seconds: dict[str, float],
+    *,
+    verifier: str,
+    draft: dict[str, Any],
 ) -> dict[str, Any]:
-    """The numbers of an evaluation.
+    """The numbers of an evaluation; `verifier` and `draft` say what was measured.
 
     Raises:
         EyasError: nothing was drafted, or outputs differ with a clear margin.
@@ -81,8 +86,8 @@ def summarize(
     num_tokens = sum(len(comparison.plain.tokens) for comparison in comparisons)
     return report(
         config,
-        acceptance(len(accepted), [sum(it > position for it in accepted) for position in range(config.evaluation.k)]),
-        prompts=prompts,
+        acceptance(len(accepted), by_position(accepted, config.evaluation.k)),
+        prompts=asked.name,
         num_prompts=len(comparisons),
         differences=[
             {"prompt": prompt, "token": where, "gap": comparison.plain.gaps[min(where, len(comparison.plain.gaps) - 1)]}
@@ -91,8 +96,14 @@ def summarize(
         ],
         tokens_per_second={way: num_tokens / max(taken, 1e-9) for way, taken in seconds.items()},
         per_prompt=[
-            {"tokens": len(comparison.speculative.tokens), "accepted": comparison.speculative.accepted}
-            for comparison in comparisons
+            of_prompt(ids, len(it.tokens), len(it.accepted), by_position(it.accepted, config.evaluation.k))
+            for ids, it in zip(asked.prompts, (comparison.speculative for comparison in comparisons), strict=True)
         ],
-        draft=provenance,
+        verifier=verifier,
+        draft=draft,
     )
+
+
+def by_position(accepted: Sequence[int], k: int) -> list[int]:
+    """At how many forwards position 1, 2, ... k was accepted, from how many tokens each forward accepted."""
+    return [sum(count > position for count in accepted) for position in range(k)]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import pairwise
 from operator import add
 from typing import Any
 
@@ -13,10 +14,10 @@ from eyas.artifact import write_file
 from eyas.config import Config
 from eyas.draft.given import PROVENANCE_FILE
 from eyas.evaluation.prompts import PromptSet, prompt_sets
-from eyas.evaluation.report import acceptance, first_difference, report
+from eyas.evaluation.report import acceptance, first_difference, of_prompt, report
 from eyas.run import Run
 from eyas.serving.canary import check
-from eyas.serving.client import complete
+from eyas.serving.client import Request, complete, send
 from eyas.serving.command import draft_args
 from eyas.serving.metrics import SpeculationCounts, speculation
 from eyas.serving.server import Server, serving
@@ -37,6 +38,8 @@ class Pass:
     answers: list[list[int]]
     seconds: float
     counts: SpeculationCounts
+    of_prompts: list[SpeculationCounts]
+    """The same by prompt; empty where several are answered at a time, since the server's counters don't tell them apart."""
 
     @property
     def num_tokens(self) -> int:
@@ -77,6 +80,7 @@ def evaluate(config: Config, run: Run) -> None:
         tokens_per_second={"plain": _rate([a for a, _ in first]), "speculative": _rate([b for _, b in first])},
         measured=[_line(k, a, b) for k, of_k in passes.items() for a, b in zip(plain, of_k, strict=True)],
         conclusion=[conclusion(passes, plain)],
+        verifier=locate(config.verifier).identity,
         draft=json.loads((run.draft / PROVENANCE_FILE).read_text()),
     )
     write_file(run.evaluation_file, json.dumps(found, indent=2) + "\n")
@@ -116,15 +120,33 @@ def _passes(
         _answers(server, asked.prompts[:1], body)  # the first request of a server pays for what is compiled on the way
         for concurrency in concurrencies:
             limited = replace(server, config=replace(server.config, max_in_flight=concurrency))
-            before, started = _counts(server), time.monotonic()
-            answers = _answers(limited, asked.prompts, body)
-            done = Pass(asked, concurrency, answers, time.monotonic() - started, _counts(server) - before)
+            if concurrency == 1 and len(server.endpoints) == 1:
+                done = _one_by_one(limited, asked, body)
+            else:
+                before, started = _counts(server), time.monotonic()
+                answers = _answers(limited, asked.prompts, body)
+                seconds = time.monotonic() - started
+                done = Pass(asked, concurrency, answers, seconds, _counts(server) - before, [])
             print(
-                f"evaluate {asked}: {len(answers)} prompts, {concurrency} at a time, {done.tokens_per_second:,.1f} tokens/s"
+                f"evaluate {asked}: {len(done.answers)} prompts, {concurrency} at a time, {done.tokens_per_second:,.1f} tokens/s"
                 f"{f', tau {done.counts.tau:.2f}' if done.counts.num_drafts else ''}",
                 flush=True,
             )
             yield done
+
+
+def _one_by_one(server: Server, asked: PromptSet, body: dict[str, Any]) -> Pass:
+    """A pass whose counters are read after each answer; `send` asks for the next one only when it goes on."""
+    requests = (Request(number, "/v1/completions", {"prompt": ids, **body}) for number, ids in enumerate(asked.prompts))
+    answers: list[list[int]] = []
+    readings, seconds, resumed = [_counts(server)], 0.0, time.monotonic()
+    for answer in send(server, requests):
+        seconds += time.monotonic() - resumed
+        answers.append(answer.body["choices"][0]["token_ids"])
+        readings.append(_counts(server))
+        resumed = time.monotonic()  # reading is no part of the answer's time
+    of_prompts = [after - before for before, after in pairwise(readings)]
+    return Pass(asked, 1, answers, seconds, readings[-1] - readings[0], of_prompts)
 
 
 def _answers(server: Server, prompts: Sequence[list[int]], body: dict[str, Any]) -> list[list[int]]:
@@ -172,6 +194,7 @@ def _line(k: int, plain: Pass, speculative: Pass) -> dict[str, Any]:
         "length": plain.asked.length,
         "k": k,
         "concurrency": plain.concurrency,
+        "num_prompts": len(plain.asked.prompts),
         **acceptance(counts.num_drafts, counts.accepted_per_position),
         "tokens_per_second": {"plain": plain.tokens_per_second, "speculative": speculative.tokens_per_second},
         "milliseconds_per_token": {
@@ -179,7 +202,18 @@ def _line(k: int, plain: Pass, speculative: Pass) -> dict[str, Any]:
             "speculative": 1000 * plain.concurrency / speculative.tokens_per_second,
         },
         "speedup": speculative.tokens_per_second / plain.tokens_per_second,
+        "per_prompt": _per_prompt(speculative),
     }
+
+
+def _per_prompt(done: Pass) -> list[dict[str, Any]]:
+    answered = zip(done.asked.prompts, map(len, done.answers), strict=True)
+    if not done.of_prompts:
+        return [of_prompt(ids, num_tokens) for ids, num_tokens in answered]
+    return [
+        of_prompt(ids, num_tokens, counts.num_drafts, counts.accepted_per_position)
+        for (ids, num_tokens), counts in zip(answered, done.of_prompts, strict=True)
+    ]
 
 
 def conclusion(passes: dict[int, list[Pass]], plain: list[Pass]) -> str:

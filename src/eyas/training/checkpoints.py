@@ -13,6 +13,7 @@ from eyas.artifact import provenance, publish, remove, write_manifest
 from eyas.config import Config
 from eyas.errors import EyasError
 from eyas.run import Run, length
+from eyas.training.cost import Cost
 from eyas.training.preemption import Preemption
 from eyas.training.sharded import ShardedStrategy
 
@@ -28,6 +29,8 @@ class Saved:
     """The length that was asked for, at the end of it."""
     patience: int | None
     """`training.patience`, where the training ended for it."""
+    cost: dict[str, Any]
+    """What it has taken so far."""
 
 
 class Checkpoints(lightning.Callback):
@@ -38,9 +41,15 @@ class Checkpoints(lightning.Callback):
     """
 
     def __init__(
-        self, run: Run, config: Config, num_steps: int, preemption: Preemption, patience: EarlyStopping | None
+        self,
+        run: Run,
+        config: Config,
+        num_steps: int,
+        cost: Cost,
+        preemption: Preemption,
+        patience: EarlyStopping | None,
     ) -> None:
-        self.run, self.config, self.num_steps = run, config, num_steps
+        self.run, self.config, self.num_steps, self.cost = run, config, num_steps, cost
         self.preemption, self.patience = preemption, patience
         self.saved: Saved | None = None
         """Being written, or written and not named yet."""
@@ -82,7 +91,9 @@ class Checkpoints(lightning.Callback):
             module.refuse_unless_finite(module.verdicts.rest())
             self._finish(trainer)
             finished = length(self.config) if self.ended else None
-            self._save(trainer, Saved(step, tau_sim, finished, self.config.training.patience if gave_up else None))
+            patience = self.config.training.patience if gave_up else None
+            cost = {**self.cost.so_far(), "devices": trainer.world_size}
+            self._save(trainer, Saved(step, tau_sim, finished, patience, cost))
 
     def _save(self, trainer: Trainer, saved: Saved) -> None:
         partial = self._partial(saved)

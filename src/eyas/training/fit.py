@@ -1,22 +1,19 @@
 """Training, from a run directory: everything is built here, and Lightning runs it."""
 
-import hashlib
 import logging
 import warnings
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 import lightning
 import torch
 from lightning import Callback, Trainer
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.loggers.logger import Logger
 
-from eyas.artifact import sha256_of
+from eyas.artifact import read_manifest, sha256_of
 from eyas.capture.schema import CaptureEngine
-from eyas.config import Config, load_config, to_dict
+from eyas.config import Config, load_config
 from eyas.data.loader import PackedLoader, RowReader, StepRows, ValidationLoader
 from eyas.data.plan import Plan
 from eyas.data.positions import TARGETS_AT_ONCE, TARGETS_AT_ONCE_ON_GPU, plan_unroll
@@ -33,10 +30,12 @@ from eyas.run import Run
 from eyas.stages import is_online, states_artifact, tokens_artifact, verifier_facts
 from eyas.training.agreement import Agreement, checksum
 from eyas.training.checkpoints import Checkpoints
+from eyas.training.cost import Cost
+from eyas.training.loggers import loggers
 from eyas.training.module import DraftTraining
 from eyas.training.pause import Pause
 from eyas.training.preemption import Preemption
-from eyas.training.record import HandsBack, KeepsTokens, MetricsCsv, ProgressLines
+from eyas.training.record import HandsBack, KeepsTokens, ProgressLines
 from eyas.training.schema import Accelerator
 from eyas.training.third_party import build
 from eyas.verifier.locate import locate
@@ -51,6 +50,7 @@ class PackedData(lightning.LightningDataModule):
     def __init__(self, config: Config, run: Run) -> None:
         super().__init__()
         tokens = Tokens(tokens_artifact(config).directory)
+        self.lengths = tokens.lengths
         self.plan = Plan.of(config, tokens.lengths, tokens.num_train_rows)
         self.states = states_of(config, run, tokens)
         self.reader = row_reader(config, run, self.plan, self.states)
@@ -131,16 +131,20 @@ def fit(run: Run) -> bool:
     newest, step = run.newest_checkpoint(), run.trained_steps()
     if step > num_steps:
         raise EyasError(f"{newest} is past the {num_steps} steps asked for; ask for more, or start anew with name=...")
+    trained = sum(parameter.numel() for parameter in draft.parameters())
+    before = read_manifest(newest).get("cost", {}) if newest else {}
+    cost = Cost(data.plan, data.lengths, parameters=trained, before=before)
     timeout, preemption = timedelta(seconds=config.trainer.timeout_seconds), Preemption()
     patience = None
     if config.training.patience is not None:
         patience = EarlyStopping("val/tau_sim", mode="max", patience=config.training.patience)
-    checkpoints = Checkpoints(run, config, num_steps, preemption, patience)
+    checkpoints = Checkpoints(run, config, num_steps, cost, preemption, patience)
     callbacks: list[Callback] = [
         Agreement(what_ranks_share(run, config, draft), timeout),
         ProgressLines(num_steps),
         KeepsTokens(data.reader.verifier_tokens),
         preemption,
+        cost,  # before the checkpoints, which write it down
         *([patience] if patience else []),
         checkpoints,
     ]
@@ -168,7 +172,6 @@ def fit(run: Run) -> bool:
         default_root_dir=run.directory,
     )
     if trainer.is_global_zero:
-        trained = sum(parameter.numel() for parameter in draft.parameters())
         length = f"{num_steps} steps of {config.training.rows_per_step} rows, {trained:,} parameters"
         print(f"train    {coverage_line(config, draft)}", flush=True)
         print(f"train    {f'resumes at step {step}' if newest else 'starts'}: {length}", flush=True)
@@ -190,18 +193,3 @@ def coverage_line(config: Config, draft: Draft) -> str:
     share = coverage(Tokens(tokens_artifact(config).directory).counts_V, draft.draft_ids_D.cpu())
     line = f"draft vocabulary of {len(draft.draft_ids_D):,} tokens covers {share:.1%} of the training answers"
     return line if share >= ENOUGH_COVERAGE else f"{line}: warning, below {ENOUGH_COVERAGE:.0%}; raise draft.vocab_size"
-
-
-def loggers(run: Run, config: Config, *, resume_step: int) -> list[Logger]:
-    """metrics.csv, and what the group `logger` names; wandb knows the run by its directory and resumes it."""
-    wandb: dict[str, Any] = {
-        "name": config.name,
-        "id": hashlib.sha256(str(run.directory.resolve()).encode()).hexdigest()[:12],
-        "group": config.group,
-        "save_dir": str(run.directory),
-        "config": to_dict(config),
-    }
-    others = [
-        build(f"logger.{key}", mapping, **(wandb if key == "wandb" else {})) for key, mapping in config.logger.items()
-    ]
-    return [MetricsCsv(run.metrics_file, resume_step=resume_step), *others]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
@@ -14,6 +15,9 @@ Builder = Callable[..., Any]
 
 ALLOWED = ("eyas", "lightning", "torch", "transformers", "wandb")
 """Only these packages' objects are ever built from a configuration."""
+
+OPTIONAL = {"TensorBoardLogger": ("tensorboard", "tensorboardX"), "MLFlowLogger": ("mlflow",)}
+"""Packages that Eyas doesn't bring, by the class that needs one of them."""
 
 
 def build(key: str, mapping: dict[str, Any], /, **arguments: Any) -> Any:
@@ -37,6 +41,11 @@ def check(key: str, mapping: dict[str, Any], /, **arguments: Any) -> None:
         found = get_object(target)
     except (HydraException, ImportError, AttributeError, ValueError) as error:
         raise EyasError(f"{key}._target_={target}: there is no such object ({str(error).splitlines()[0]})") from None
+    packages = OPTIONAL.get(target.rpartition(".")[2], ())
+    if packages and not any(find_spec(package) for package in packages):
+        raise EyasError(
+            f"{key}: {target} needs the package {packages[0]}, which isn't installed: pip install {packages[0]}"
+        )
     for name, value in mapping.items():
         if isinstance(value, dict) and "_target_" in value:
             check(f"{key}.{name}", value)
