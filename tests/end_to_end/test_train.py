@@ -4,7 +4,6 @@ import csv
 import json
 import shutil
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -132,15 +131,3 @@ def test_wandb_off_line_compiled_in_bfloat16(outputs: Path, tmp_path: Path) -> N
     again = train(directory, *short, *options, "training.compute_dtype=bfloat16", "training.compile=true")
     assert again.returncode == 0, again.stderr
     assert offline_files(directory / "w") == files, "what has been said is not said again"
-
-
-@pytest.mark.parametrize(("option", "package"), [("tensorboard", "tensorboard"), ("mlflow", "mlflow")])
-def test_another_logger_by_yaml_alone_or_the_line_that_installs_it(tmp_path: Path, option: str, package: str) -> None:
-    done = train(tmp_path, f"logger=[csv,{option}]", "training.max_steps=5", "evaluation=none")
-    if find_spec(package):
-        assert done.returncode == 0, done.stderr
-        assert list(tmp_path.rglob("events.out.tfevents.*")) or (tmp_path / "mlflow.db").exists()
-    else:
-        assert done.returncode == 2
-        assert f"pip install {package}" in done.stderr
-        assert not (tmp_path / "run").exists()
