@@ -19,6 +19,7 @@ from eyas.errors import EyasError
 from eyas.evaluation.schema import EvaluationConfig
 from eyas.plan.schema import PlanConfig
 from eyas.serving.schema import ServerConfig
+from eyas.sweep.schema import SweepConfig
 from eyas.training.schema import Accelerator, TrainerConfig, TrainingConfig
 from eyas.verifier.schema import VerifierConfig
 
@@ -50,6 +51,7 @@ class Config:
     evaluation: EvaluationConfig = MISSING
     server: ServerConfig = MISSING
     plan: PlanConfig = MISSING
+    sweep: SweepConfig = MISSING
 
     def __post_init__(self) -> None:
         if self.training.row_length < self.data.max_length:

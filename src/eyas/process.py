@@ -58,14 +58,17 @@ def run_child(module: str, argument: Path) -> None:
         leave(module, code)
 
 
-def start(module: str, argument: Path, environment: Mapping[str, str] | None = None, *, stderr: Any = None) -> Child:
-    """Start `python -m module argument`, with more variables in its environment."""
+def start(
+    module: str, arguments: Path | Sequence[str], environment: Mapping[str, str] | None = None, **streams: Any
+) -> Child:
+    """Start `python -m module arguments`, with more variables in its environment; `streams` are subprocess.Popen's."""
     # Stages print plain lines of their own; the libraries' progress bars would only tear them.
     # speculators would load torch's compiler at import, for algorithms that aren't used; only training may want it.
     ours = {"TQDM_DISABLE": "1", NO_COMPILER: "1", PARENT: str(os.getpid())}
     inherited = {name: value for name, value in os.environ.items() if not LAUNCHERS.fullmatch(name)}
     variables = {**inherited, **ours, **(environment or {})}
-    return subprocess.Popen([sys.executable, "-m", module, str(argument)], env=variables, stderr=stderr)
+    words = [str(arguments)] if isinstance(arguments, Path) else arguments
+    return subprocess.Popen([sys.executable, "-m", module, *words], env=variables, **streams)
 
 
 def wait(child: Child, seconds: float) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import yaml
 
 from eyas.artifact import MANIFEST, locked, read_manifest, write_file
-from eyas.config import Config, config_yaml, flatten
+from eyas.config import Config, config_yaml, flatten, to_dict
 from eyas.draft.given import PROVENANCE_FILE
 from eyas.draft.schema import Checkpoint, ExportFormat
 from eyas.errors import EyasError
@@ -76,6 +76,10 @@ class Run:
     def verifier_tokens(self) -> Path:
         """What the verifier says at each target, as the training has found it (`eyas.data.verifier_tokens`)."""
         return self.directory / "verifier_tokens.i32"
+
+    @property
+    def report_file(self) -> Path:
+        return self.directory / "report.md"
 
     @property
     def window(self) -> Path:
@@ -216,6 +220,10 @@ class Run:
         """evaluation.json; empty where the draft that is there has not been measured."""
         report: dict[str, Any] = json.loads(self.evaluation_file.read_text()) if self.evaluation_file.exists() else {}
         return report if report and report["draft"]["step"] == self.exported_step() else {}
+
+    def is_measured(self, config: Config) -> bool:
+        """Whether the draft that is there has been measured as `config` asks, if it asks."""
+        return config.evaluation.engine is None or self.evaluation().get("asked") == to_dict(config.evaluation)
 
 
 @dataclass(frozen=True)

@@ -162,9 +162,21 @@ def parity_file(config: Config) -> Path:
 
 
 def run_identity(config: Config) -> dict[str, Any]:
-    """The values that change what a run learns; `trainer`, `logger`, `evaluation`, `export`, `plan` and the length do not."""
+    """The values that change what a run learns; `trainer`, `logger`, `evaluation`, `export`, `plan`, `sweep` and the length do not."""
     values = to_dict(config)
-    for key in ("name", "group", "outputs", "serve", "trainer", "logger", "evaluation", "server", "export", "plan"):
+    for key in (
+        "name",
+        "group",
+        "outputs",
+        "serve",
+        "trainer",
+        "logger",
+        "evaluation",
+        "server",
+        "export",
+        "plan",
+        "sweep",
+    ):
         del values[key]
     for key in (
         "max_steps",

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -11,6 +12,7 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -21,6 +23,7 @@ from eyas.errors import EyasError
 from eyas.fields import open_paths
 from eyas.process import fail
 
+DIRECTORY_FLAGS = ("--config-dir", "-cd", "--config-path", "-cp")
 OPEN_PATHS = tuple(f"{path}." for path in open_paths(Config))
 
 
@@ -33,31 +36,58 @@ class Composed:
     config_dirs: list[str]
 
 
-def from_command_line(task: Callable[[Composed], object]) -> None:
+@dataclass(frozen=True)
+class Multirun:
+    """What `-m`, or a file of sweeps/, asks for: every job, composed and checked."""
+
+    jobs: list[Composed]
+    params: list[str]
+    """The keys of hydra.sweeper.params."""
+    hydra: list[str]
+    """The overrides of Hydra itself, among them that of a launcher."""
+
+
+def from_command_line(task: Callable[[Composed], object], many: Callable[[Multirun], object] | None = None) -> None:
     """Compose what sys.argv asks for, then run `task` on it; Hydra's own flags (--cfg, --help, -m) work as everywhere.
 
-    With -m every job is composed and checked before the first one runs, one after another.
+    With -m every job is composed and checked before the first one runs: by `many`, or else by `task` one after another.
     """
     ConfigStore.instance().store(name="schema", node=Config)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, so that we can say it in one line
     jobs: list[tuple[DictConfig, list[str], list[str]]] = []
+    multirun: list[tuple[list[str], list[str]]] = []
 
     def collect(composed: DictConfig) -> None:
         context = HydraConfig.get()
         config_dirs = [source.path for source in context.runtime.config_sources if source.provider == "command-line"]
         jobs.append((composed, list(context.overrides.task), config_dirs))
+        if context.mode is RunMode.MULTIRUN:
+            multirun.append((list(context.sweeper.params or {}), launching))
 
     try:
-        sys.argv[1:] = map(opened, without_auto(sys.argv[1:]))
-        hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(collect)()
+        arguments = list(map(opened, without_auto(sys.argv[1:])))
+        # Hydra's own sweeper and launcher only list the jobs here; they leave a multirun.yaml.
+        launching = [it for it in arguments if it.lstrip("+").startswith(("hydra/launcher=", "hydra.launcher."))]
+        arguments = [it for it in arguments if it not in launching]
+        with tempfile.TemporaryDirectory(prefix="eyas-") as scratch:
+            listing = ["hydra/launcher=basic", f"hydra.sweep.dir={scratch}"]
+            sys.argv[1:] = beside_overrides(arguments, listing)
+            hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(collect)()
+        if jobs and launching and not (multirun and many):
+            raise EyasError(
+                f"{launching[0]}: a launcher is for the jobs of a sweep of `eyas train`; leave it away here"
+            )
         all_composed = [Composed(to_config(config), overrides, config_dirs) for config, overrides, config_dirs in jobs]
     except EyasError as error:
         fail(error)
     except (HydraException, OmegaConfBaseException, ValueError, AttributeError) as error:
         fail(explain(error))
     try:
-        for composed in all_composed:
-            task(composed)
+        if multirun and many is not None:
+            many(Multirun(all_composed, *multirun[0]))
+        else:
+            for composed in all_composed:
+                task(composed)
     except EyasError as error:
         fail(error)
 
@@ -74,6 +104,20 @@ def compose(overrides: list[str], config_dirs: list[str]) -> Config:
             return to_config(hydra.compose("config", overrides=[*search_path(config_dirs), *map(opened, overrides)]))
     except (HydraException, OmegaConfBaseException, ValueError, AttributeError) as error:
         raise EyasError(explain(error)) from None
+
+
+def beside_overrides(arguments: Sequence[str], more: Sequence[str]) -> list[str]:
+    """A command line with more overrides: argparse wants all of them in one piece."""
+    before = ["", *arguments]
+    place = next(
+        (
+            place
+            for place, argument in enumerate(arguments)
+            if before[place] not in DIRECTORY_FLAGS and ("=" in argument or argument[:1] == "~") and argument[:1] != "-"
+        ),
+        len(arguments),
+    )
+    return [*arguments[:place], *more, *arguments[place:]]
 
 
 def opened(override: str) -> str:

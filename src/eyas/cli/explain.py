@@ -24,6 +24,8 @@ def explain(error: BaseException) -> str:
     if match := re.search(r"Could not find '([^']+)'\n\nAvailable options in '[^']+':\n((?:\t.*\n)*)", str(error)):
         group, _, option = match[1].rpartition("/")
         options = match[2].split()
+        if option.startswith("submitit") and "submitit_slurm" not in options:
+            return f'{group}={option} comes with a plugin: pip install "eyas[slurm]"'
         wrong = f"{group}={option}: there is no such option{_nearest(option, options)}"
         shown = sorted(options) if len(options) <= MANY else difflib.get_close_matches(option, options, n=5, cutoff=0)
         more = f" and {len(options) - len(shown)} more" if len(options) > len(shown) else ""

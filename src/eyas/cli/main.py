@@ -17,6 +17,7 @@ verifier=auto verifier.path=DIR finds the verifier's YAML by its checkpoint.
 key=value and --config-dir, --cfg job, --help, -m are Hydra's; `eyas train --help` lists groups and options.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,10 +27,11 @@ from eyas.cli import train
 from eyas.cli.compose import Composed, command_line_without, compose, from_command_line, saved_overrides
 from eyas.cli.evaluate import evaluate
 from eyas.cli.inspect import inspect, list_verifiers
+from eyas.cli.sweep import sweep
 from eyas.compare.report import write_report
 from eyas.config import Config, config_yaml, load_config
 from eyas.errors import EyasError
-from eyas.process import fail, run_child
+from eyas.process import PARENT, die_with_parent, fail, run_child
 from eyas.run import Run
 
 
@@ -71,6 +73,8 @@ WORKING_ON_DIRECTORIES: dict[str, Callable[[str, list[str]], None]] = {"export":
 
 
 def main() -> None:
+    if PARENT in os.environ:  # a job of a sweep
+        die_with_parent()
     command = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if command == "doctor" and "--list" in sys.argv[2:]:
         list_verifiers()
@@ -84,7 +88,7 @@ def main() -> None:
         command_line_without(1)
         if command == "plan":
             sys.argv[1:] = without_data(sys.argv[1:])
-        from_command_line(COMPOSING[command])
+        from_command_line(COMPOSING[command], many=sweep if command == "train" else None)
     elif command in WORKING_ON_DIRECTORIES:
         explained(lambda it: WORKING_ON_DIRECTORIES[command](it[0] if it else ".", it[1:]), sys.argv[2:])
     elif command in ("--help", "-h", "help"):

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from eyas.artifact import read_manifest, write_file
 from eyas.cli.compose import Composed, from_command_line
+from eyas.cli.sweep import sweep
 from eyas.compare.publish import publish
 from eyas.compare.report import print_summary, write_report
-from eyas.config import Config, config_yaml, to_dict
+from eyas.config import Config, config_yaml
 from eyas.data.report import changed, dropped, print_report, read_examples
 from eyas.errors import EyasError
 from eyas.evaluation.schema import Engine
@@ -204,10 +205,7 @@ def export(config: Config, run: Run) -> None:
 
 def evaluate(config: Config, run: Run) -> None:
     """Speculative decoding for real, unless this draft has been measured in this setting."""
-    if config.evaluation.engine is None:
-        return
-    done = run.evaluation()
-    if done.get("asked") != to_dict(config.evaluation):
+    if not run.is_measured(config):
         run_child("eyas.evaluation", run.directory)
 
 
@@ -220,4 +218,4 @@ def run_stage(module: str, config: Config) -> None:
 
 
 def main() -> None:
-    from_command_line(train)
+    from_command_line(train, many=sweep)

@@ -25,7 +25,7 @@ def write_report(config: Config, run: Run) -> None:
         lines += ["", "## Measured", "", "![evaluation](evaluation.png)", "", measurement_table(evaluation)]
         lines += ["", *(f"- {line}" for line in evaluation["verdict"]), *step_table(steps)]
     lines += ["", "## Serve it", "", "```bash", serve_command(config, run), "```"]
-    (run.directory / "report.md").write_text("\n".join(lines) + "\n")
+    run.report_file.write_text("\n".join(lines) + "\n")
     if not isinstance(run, Measurement):
         write_card(config, run)
 

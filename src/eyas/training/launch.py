@@ -91,7 +91,7 @@ def start_ranks(
     """One process per device of this machine."""
     number = config.trainer.devices
     world = number * config.trainer.num_nodes
-    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // number)))
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // number)))
     where = {"MASTER_ADDR": meeting[0], "MASTER_PORT": str(meeting[1]), "NODE_RANK": str(machine)}
     shared = {**environment, **where, "WORLD_SIZE": str(world)}
     if config.training.compile or config.trainer.accelerator is Accelerator.cuda:  # FlexAttention is compiled there
