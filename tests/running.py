@@ -28,7 +28,10 @@ class Running:
     def start(cls, outputs: Path, *options: str, program: Sequence[str] = ("train.py",)) -> "Running":
         command = [sys.executable, *program, f"outputs={outputs}", "name=run", *options]
         pipe = subprocess.PIPE
-        return cls(subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True), Run(outputs / "run"))
+        supervisor = subprocess.Popen(
+            command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, preexec_fn=_hears_interrupts
+        )
+        return cls(supervisor, Run(outputs / "run"))
 
     def wait_for(self, happened: Callable[[], bool], seconds: float = 600) -> None:
         deadline = time.monotonic() + seconds
@@ -63,6 +66,11 @@ class Running:
         """Wait for its end: (exit code, stdout, stderr)."""
         printed, complained = self.supervisor.communicate(timeout=seconds)
         return self.supervisor.returncode, printed, complained
+
+
+def _hears_interrupts() -> None:
+    """Ctrl-C as in a terminal: what a shell starts in the background ignores it, and so does all that this starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def compare_metrics(ours: Run, theirs: Run) -> None:

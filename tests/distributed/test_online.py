@@ -16,6 +16,7 @@ from eyas.cli.train import capture, evaluate, fit
 from eyas.config import Config
 from eyas.data.store import StateStore
 from eyas.evaluation.schema import Engine
+from eyas.machines import Machines, gathered
 from eyas.run import Run, read_metrics
 from eyas.stages import states_artifact
 from small_disk import fill, small_disk
@@ -45,8 +46,8 @@ def start(config: Config, name: str, keep: Keep | None = None) -> Run:
     run = Run.of(config)
     if keep is None:
         capture(config)
-    with run.opened(config, [], []):
-        fit(config, run)
+    with run.opened(config, [], []), gathered(run.directory, Machines.of({})) as alone:
+        fit(config, run, alone)
         evaluate(config, run)
     return run
 

@@ -63,6 +63,7 @@ def loaded(config: Config, facts: VerifierFacts, shape: Shape) -> tuple[Draft, D
     teacher = Teacher(facts.arithmetic, read().to(dtype), norm_H=torch.ones(facts.hidden_size, dtype=dtype))
     draft_ids_D = torch.arange(shape.draft_vocab_size)
     draft = Draft(draft_config(config.draft, shape, verifier="none", unroll_steps=1), draft_ids_D)
+    draft.embed_tokens.weight.data = torch.empty(0)
     draft.embed_tokens.weight.data = read().float()
     draft.lm_head.weight.data = read()[draft_ids_D].float()
     draft.freeze(trainable_head=config.draft.trainable_head)

@@ -35,6 +35,7 @@ def build_draft(config: Config) -> Draft:
         draft_ids_D = choose(Tokens(tokens_artifact(config).directory).counts_V, shape.draft_vocab_size)
     torch.manual_seed(config.seed)
     draft = Draft(exported_config(config), draft_ids_D)
+    draft.embed_tokens.weight.data = torch.empty(0)  # of random numbers, as large as the verifier's that comes now
     draft.embed_tokens.weight.data = read_tensor(checkpoint, facts.embedding).float()
     draft.lm_head.weight.data = read_tensor(checkpoint, facts.head)[draft_ids_D].float()
     if start is not None:

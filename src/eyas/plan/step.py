@@ -196,6 +196,7 @@ def _loaded(config: Config, facts: VerifierFacts, shape: Shape, ledger: Ledger) 
     with ledger.during("loading the draft", WEIGHTS):
         built = draft_config(config.draft, shape, verifier="none", unroll_steps=config.training.unroll_steps)
         draft = SizedDraft(built, torch.arange(shape.draft_vocab_size))
+        draft.embed_tokens.weight.data = torch.empty(0)
         draft.embed_tokens.weight.data = torch.empty(facts.embedding.shape, dtype=torch.bfloat16).float()
         head_VH = torch.empty(facts.head.shape, dtype=torch.bfloat16)
         draft.lm_head.weight.data = head_VH[draft.draft_ids_D].float()

@@ -71,7 +71,7 @@ class DraftTraining(lightning.LightningModule):
         fully_shard(self.draft, mesh=self.device_mesh["data_parallel"], mp_policy=precision)
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.build_optimizer(self.draft.parameters())
+        optimizer = self.build_optimizer(self.draft.named_parameters())
         return [optimizer], [self.build_scheduler(optimizer)]
 
     def training_step(self, batch: StepRows, step: int) -> None:
