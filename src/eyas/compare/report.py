@@ -7,6 +7,7 @@ from eyas.compare.plots import plot_evaluation, plot_training
 from eyas.config import Config
 from eyas.draft.given import PROVENANCE_FILE
 from eyas.draft.handover import measurement_table, measurements, serve_line, write_card
+from eyas.evaluation.why import why_table
 from eyas.run import Measurement, Run, read_metrics
 from eyas.verifier.locate import locate
 
@@ -24,6 +25,8 @@ def write_report(config: Config, run: Run) -> None:
         plot_evaluation(measurements(evaluation), _by_step(steps, metrics), run.directory / "evaluation.png")
         lines += ["", "## Measured", "", "![evaluation](evaluation.png)", "", measurement_table(evaluation)]
         lines += ["", *(f"- {line}" for line in evaluation["verdict"]), *step_table(steps)]
+        if "why" in evaluation:
+            lines += ["", "## Where drafted tokens fail", "", *why_table(evaluation["why"])]
     lines += ["", "## Serve it", "", "```bash", serve_command(config, run), "```"]
     run.report_file.write_text("\n".join(lines) + "\n")
     if not isinstance(run, Measurement):

@@ -13,6 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from eyas.capture.tap import Tap
 from eyas.draft.model import Draft
+from eyas.evaluation.why import Tried
 
 
 class CachedVerifier:
@@ -90,6 +91,8 @@ class Decoded:
     tokens: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     """For each verifier forward after the prefill: how many of the k drafted tokens were right."""
+    tried: list[Tried] = field(default_factory=list)
+    """Each drafted token up to the first wrong one of its forward."""
     gaps: list[float] = field(default_factory=list)
     """For each token: how far the verifier's best logit was above its second best."""
 
@@ -129,8 +132,18 @@ def decode_speculatively(
         drafter.read(said[: right + 1], hidden_NLH[: right + 1])
         decoded.tokens += said[: right + 1]
         decoded.accepted.append(right)
+        looked_at = min(right + 1, k)
+        for place, entropy in enumerate(entropies(logits_NV[:looked_at])):
+            decoded.tried.append(Tried(place, said[place], place < right, entropy))
     decoded.tokens = _cut(decoded.tokens, max_tokens, stop_ids)
     return decoded
+
+
+def entropies(logits_NV: Tensor) -> list[float]:
+    """Of each row's distribution, in nats."""
+    logarithms_NV = logits_NV.float().log_softmax(-1)
+    found: list[float] = (-(logarithms_NV.exp() * logarithms_NV).sum(-1)).tolist()
+    return found
 
 
 def _cut(tokens: list[int], max_tokens: int, stop_ids: Sequence[int]) -> list[int]:

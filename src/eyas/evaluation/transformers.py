@@ -12,14 +12,16 @@ from eyas.artifact import write_file
 from eyas.capture.modules import find_modules
 from eyas.capture.tap import Tap, load_verifier
 from eyas.config import Config
+from eyas.data.tokens import Tokens
 from eyas.draft.export import load_draft
 from eyas.draft.given import PROVENANCE_FILE
 from eyas.evaluation.chain import CachedVerifier, Decoded, Drafter, decode_plain, decode_speculatively
 from eyas.evaluation.prompts import PromptSet, prompt_sets
 from eyas.evaluation.report import acceptance, first_difference, of_prompt, report
+from eyas.evaluation.why import class_of, explain
 from eyas.progress import Progress
 from eyas.run import Run
-from eyas.stages import verifier_facts
+from eyas.stages import tokens_artifact, verifier_facts
 from eyas.verifier.locate import locate
 from eyas.verifier.tokenizer import load_tokenizer, stop_token_ids
 
@@ -49,7 +51,8 @@ def evaluate(config: Config, run: Run) -> None:
     draft = load_draft(run.draft, dtype, device)
     verifier = CachedVerifier(model, Tap(modules, draft.target_layer_ids, config.verifier))
     drafter = Drafter(draft)
-    stop_ids = stop_token_ids(config.verifier, checkpoint, load_tokenizer(config.verifier, checkpoint))
+    tokenizer = load_tokenizer(config.verifier, checkpoint)
+    stop_ids = stop_token_ids(config.verifier, checkpoint, tokenizer)
     [asked] = prompt_sets(config)
 
     progress = Progress("evaluate", len(asked.prompts), "prompts")
@@ -65,6 +68,12 @@ def evaluate(config: Config, run: Run) -> None:
         progress.advance(1)
     provenance = json.loads((run.draft / PROVENANCE_FILE).read_text())
     found = summarize(config, asked, comparisons, seconds, verifier=checkpoint.identity, draft=provenance)
+    found["why"] = explain(
+        [it for comparison in comparisons for it in comparison.speculative.tried],
+        lambda token: class_of(str(tokenizer.decode([token])), token in tokenizer.all_special_ids),
+        {*draft.draft_ids_D.tolist()},
+        training_counts(config),
+    )
     write_file(run.evaluation_file, json.dumps(found, indent=2) + "\n")
 
 
@@ -102,6 +111,12 @@ def summarize(
         verifier=verifier,
         draft=draft,
     )
+
+
+def training_counts(config: Config) -> list[int] | None:
+    """How often the training answers have each token; None where nothing was prepared (a draft that is only measured)."""
+    artifact = None if config.evaluation.prompts else tokens_artifact(config)
+    return None if artifact is None or not artifact.exists() else Tokens(artifact.directory).counts_V.tolist()
 
 
 def by_position(accepted: Sequence[int], k: int) -> list[int]:
