@@ -59,6 +59,12 @@ class Config:
                 f"training.row_length={self.training.row_length} is shorter than data.max_length={self.data.max_length}: "
                 "conversations would be cut a second time; make them equal"
             )
+        window, steps = self.draft.sliding_window, self.training.unroll_steps
+        if window is not None and window <= steps:
+            raise EyasError(
+                f"draft.sliding_window={window} with training.unroll_steps={steps}: the last steps would see nothing but drafted "
+                f"tokens; set draft.sliding_window to more than {steps}"
+            )
         every, saved = self.evaluation.every_n_steps, self.training.checkpoint_every_n_steps
         if every is not None and every % saved:
             raise EyasError(

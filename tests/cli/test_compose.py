@@ -83,6 +83,9 @@ WRONG = [
     pytest.param("data.max_length=500", "make them equal", id="row-length"),
     pytest.param("training.clip_norm=0", "each must be positive", id="clip-norm"),
     pytest.param("training.max_steps=5", "exactly one of them sets the length", id="two-lengths"),
+    pytest.param(
+        "draft.sliding_window=16 training.unroll_steps=16", "the last steps would see nothing but drafted", id="window"
+    ),
     pytest.param("draft.fc_norm=true", "exclude each other", id="contradiction"),
     pytest.param("name=../elsewhere", "is no run name", id="name"),
 ]
@@ -91,7 +94,7 @@ WRONG = [
 @pytest.mark.parametrize(("override", "message"), WRONG)
 def test_wrong_values_are_one_clear_line(override: str, message: str) -> None:
     with pytest.raises(EyasError) as error:
-        compose([override], [])
+        compose(override.split(), [])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
