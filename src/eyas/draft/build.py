@@ -8,6 +8,7 @@ from eyas.data.tokens import Tokens
 from eyas.draft.initial import initial_draft
 from eyas.draft.model import Draft, draft_config
 from eyas.draft.vocabulary import choose
+from eyas.draft.warm import start_from_verifier
 from eyas.stages import draft_shape, tokens_artifact, verifier_facts
 from eyas.verifier.locate import locate
 from eyas.verifier.tensors import read_tensor
@@ -38,6 +39,8 @@ def build_draft(config: Config) -> Draft:
     draft.embed_tokens.weight.data = torch.empty(0)  # of random numbers, as large as the verifier's that comes now
     draft.embed_tokens.weight.data = read_tensor(checkpoint, facts.embedding).float()
     draft.lm_head.weight.data = read_tensor(checkpoint, facts.head)[draft_ids_D].float()
+    if config.draft.warm_start:
+        start_from_verifier(draft, checkpoint, facts.num_layers)
     if start is not None:
         start.load_into(draft)
     return draft

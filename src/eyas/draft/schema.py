@@ -60,6 +60,8 @@ class DraftConfig:
     """How many positions attention sees, its own included; null: all."""
     trainable_head: bool = MISSING
     """Train the draft's head (as the EAGLE-3 authors do) or keep it as it starts: the verifier's rows, or `init`'s."""
+    warm_start: bool = MISSING
+    """Layers begin as the verifier's last ones, where theirs have the same tensors and shapes."""
     init: str | None = MISSING
     """A draft to start from: a directory or hub id, speculators' format or the raw Eagle3 one."""
     init_vocabulary: DraftVocabulary = MISSING
@@ -71,6 +73,8 @@ class DraftConfig:
             at_least("draft.vocab_size", self.vocab_size, 1)
         if self.sliding_window is not None:
             at_least("draft.sliding_window", self.sliding_window, 16)
+        if self.warm_start and self.init is not None:
+            raise EyasError(f"draft.warm_start=true with draft.init={self.init}: choose one of them")
         if self.norm_before_fc and self.fc_norm:
             raise EyasError(
                 "draft.norm_before_fc and draft.fc_norm are both true: they exclude each other, set one to false"
