@@ -45,6 +45,7 @@ def options(**changes: object) -> DraftConfig:
         "norm_output": True,
         "sliding_window": None,
         "trainable_head": True,
+        "warm_start": False,
         "init": None,
         "init_vocabulary": DraftVocabulary.keep,
     }
