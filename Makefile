@@ -17,7 +17,7 @@ test: $(READY_DEV)
 
 # Whole runs: killed and carried on, verifiers by YAML alone, several processes.
 test-dist: $(READY_DEV)
-	$(BIN)/pytest tests/distributed --dist worksteal
+	$(BIN)/pytest tests/distributed
 
 # vLLM for a CPU, in an environment of its own, as Eyas may have it: only HTTP and files between them. What is timed runs alone.
 test-vllm: export EYAS_VLLM := $(CURDIR)/.venv-vllm/bin/python

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -95,7 +96,11 @@ def has_come(moment: Moment, running: Running) -> bool:
 
 
 def stage_runs(running: Running, module: str) -> bool:
-    return any(module in child.cmdline() for child in running.children())
+    for child in running.children():
+        with suppress(psutil.Error):  # it has ended just now
+            if module in child.cmdline():
+                return True
+    return False
 
 
 def victim_of(moment: Moment, running: Running) -> psutil.Process | None:

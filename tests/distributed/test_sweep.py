@@ -1,39 +1,21 @@
-"""Whole sweeps: killed and carried on in two slots, two processes per job, under a launcher."""
+"""Whole sweeps: two processes per job, told to end, under a launcher."""
 
-import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 import yaml
 
-from conftest import OPTIONS, ROOT
+from conftest import OPTIONS
 from eyas.config import Config
 from eyas.run import Run, read_metrics
 from eyas.sweep.jobs import Job, Sweep, job_of
 from eyas.sweep.record import Record, State
 from eyas.sweep.runner import Listed, Runner
 from eyas.sweep.slots import Slot
-
-SHORT = ["name=study", "evaluation=none", "training.max_steps=24"]
-SHORT += [f"training.{what}_every_n_steps={steps}" for what, steps in (("log", 1), ("checkpoint", 4), ("validate", 6))]
-
-
-def start(outputs: Path, *overrides: str, environment: dict[str, str] | None = None) -> "subprocess.Popen[str]":
-    """A sweep of the tiny verifier."""
-    command = [sys.executable, "train.py", "-m", *OPTIONS, *SHORT, f"outputs={outputs}", *overrides]
-    variables, pipe = {**os.environ, **(environment or {})}, subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=pipe, stderr=pipe, text=True)
+from sweeping import SHORT, jobs_of, learnt, start, wait_until
 
 
 @pytest.fixture
@@ -41,76 +23,6 @@ def prepared(tmp_path: Path, outputs: Path) -> Path:
     """Outputs in which tokens and states are there already."""
     shutil.copytree(outputs / "store", tmp_path / "outputs" / "store")
     return tmp_path / "outputs"
-
-
-def jobs_of(outputs: Path) -> dict[str, dict[str, Any]]:
-    """The rows of sweep.json."""
-    file = outputs / "study" / "sweep.json"
-    return {job["name"].removeprefix("study/"): job for job in json.loads(file.read_text())["jobs"]}
-
-
-def learnt(run: Path) -> list[dict[str, float]]:
-    """metrics.csv without what the clock decides."""
-    timed = ("per_second", "wait_share", "memory")
-    return [
-        {key: value for key, value in row.items() if not any(word in key for word in timed)}
-        for row in read_metrics(run / "metrics.csv")
-    ]
-
-
-def wait_until(sweep: "subprocess.Popen[str]", happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 600
-    while not happened():
-        assert sweep.poll() is None, sweep.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_killed_in_two_slots_it_reaches_what_it_would_have_one_after_another(tmp_path: Path) -> None:
-    grid = ["seed=0,1,2", "optimizer.lr=1e-3,3e-3", "sweep.slots=2"]
-    outputs = tmp_path / "slots"
-    apart = {"XDG_CACHE_HOME": str(tmp_path / "cache")}  # where the verifier is made, by whoever comes first
-    sweep = start(outputs, *grid, environment=apart)
-    first = [Run(outputs / "study" / f"seed=0,lr={lr}") for lr in ("0.001", "0.003")]
-    wait_until(sweep, lambda: any(list(run.checkpoints.glob("step-0000000?")) for run in first))
-    below = psutil.Process(sweep.pid).children(recursive=True)
-    sweep.send_signal(signal.SIGKILL)
-    sweep.communicate(timeout=60)
-    _, alive = psutil.wait_procs(below, 60)
-    assert not alive
-    assert {job["state"] for job in jobs_of(outputs).values()} == {"running", "waiting"}
-
-    _, complained = (sweep := start(outputs, *grid, environment=apart)).communicate(timeout=600)
-    assert (sweep.returncode, complained) == (0, "")
-    assert any("resumes at step" in log.read_text() for log in (outputs / "study" / "logs").iterdir())
-    jobs = jobs_of(outputs)
-    assert [job["state"] for job in jobs.values()] == ["done"] * 6
-    for slot in (0, 1):
-        times = sorted((job["started"], job["ended"]) for job in jobs.values() if job["slot"] == slot)
-        assert len(times) >= 2
-        assert all(end <= begin for (_, end), (begin, _) in pairwise(times)), "one job in a slot at a time"
-    for stage in ("tokens", "states"):
-        [made] = (outputs / "store" / stage).iterdir()
-        assert (made / "manifest.json").exists()
-    [verifier] = (tmp_path / "cache").rglob("config.json")
-    assert (verifier.parent / "model.safetensors").exists()
-    assert not list(outputs.rglob("multirun.yaml"))
-
-    alone = tmp_path / "alone"
-    printed, complained = (sweep := start(alone, "seed=0", grid[1], environment=apart)).communicate(timeout=600)
-    assert (sweep.returncode, complained) == (0, ""), printed
-    for lr in ("0.001", "0.003"):
-        ours, theirs = outputs / "study" / f"seed=0,lr={lr}", alone / "study" / f"lr={lr}"
-        assert learnt(ours) == learnt(theirs)
-        assert yaml.safe_load((ours / "config.yaml").read_text())["optimizer"]["lr"] == float(lr)
-
-    started = time.monotonic()
-    printed, _ = (sweep := start(outputs, *grid, environment=apart)).communicate(timeout=600)
-    assert sweep.returncode == 0
-    assert printed.count("already") == 6
-    assert "6 jobs, 0 to run" in printed
-    assert jobs_of(outputs) == jobs
-    assert time.monotonic() - started < 60
 
 
 def test_two_processes_per_job_and_one_job_that_fails(prepared: Path) -> None:
