@@ -33,7 +33,7 @@ conformance: $(READY_DEV)
 stress: $(READY_DEV)
 	$(BIN)/python -m tests.stress.tokens
 
-# A run that is killed twenty times; writes docs/chaos.md. About ten minutes on two cores.
+# A run that is killed twenty times; writes docs/chaos.md. About five minutes on two cores.
 chaos: $(READY_DEV)
 	$(BIN)/python -m tests.chaos
 

@@ -6,6 +6,7 @@ weights at the end are those of a run that nobody disturbed, bit for bit.
 """
 
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -73,6 +74,9 @@ VICTIMS = {
 def disturbed(outputs: Path, when: Sequence[Moment]) -> Iterator[tuple[Moment, str]]:
     """Run until nobody kills it any more; yields each kill with what the supervisor said."""
     for moment in when:
+        if moment.phase == "export":  # there is something to export, also where the last kill came too late
+            for draft in outputs.glob("run/draft*"):
+                shutil.rmtree(draft)
         running = Running.start(outputs, *OPTIONS)
         running.wait_for(lambda moment=moment, running=running: has_come(moment, running))  # type: ignore[misc]
         time.sleep(moment.seconds)
