@@ -25,6 +25,27 @@ from eyas.verifier.locate import locate
 from eyas.verifier.schema import Renderer
 from eyas.verifier.tokenizer import tokenizer_identity
 
+OF_NO_RUN = (
+    "name",
+    "group",
+    "outputs",
+    "serve",
+    "trainer",
+    "logger",
+    "evaluation",
+    "server",
+    "export",
+    "plan",
+    "sweep",
+)
+"""Groups and keys of the root that don't change what a run learns."""
+LENGTHS = ("max_steps", "epochs", "patience")
+"""Keys of `training` that say how long it is: a longer one continues a shorter one."""
+INTERVALS = ("log_every_n_steps", "validate_every_n_steps", "checkpoint_every_n_steps", "keep_last", "keep_best")
+"""Keys of `training` that say what is looked at and kept on the way."""
+OF_NO_STATE = ("path", "workers", "device_map", "online", "keep", "window_tokens")
+"""Keys of `capture` that change no state."""
+
 
 def responses_artifact(config: Config) -> Artifact:
     """The verifier's own answers: determined by the questions, its weights, and how it is asked."""
@@ -125,8 +146,7 @@ def is_online(config: Config) -> bool:
 def _how_captured(config: Config) -> dict[str, Any]:
     """What of the group `capture` the states depend on; not where they are, when and on which devices they come, or how long
     they are kept."""
-    apart = ("path", "workers", "device_map", "online", "keep", "window_tokens")
-    return {key: value for key, value in to_dict(config.capture).items() if key not in apart}
+    return {key: value for key, value in to_dict(config.capture).items() if key not in OF_NO_STATE}
 
 
 def num_capture_workers(config: Config) -> int:
@@ -164,30 +184,9 @@ def parity_file(config: Config) -> Path:
 def run_identity(config: Config) -> dict[str, Any]:
     """The values that change what a run learns; `trainer`, `logger`, `evaluation`, `export`, `plan`, `sweep` and the length do not."""
     values = to_dict(config)
-    for key in (
-        "name",
-        "group",
-        "outputs",
-        "serve",
-        "trainer",
-        "logger",
-        "evaluation",
-        "server",
-        "export",
-        "plan",
-        "sweep",
-    ):
+    for key in OF_NO_RUN:
         del values[key]
-    for key in (
-        "max_steps",
-        "epochs",
-        "log_every_n_steps",
-        "validate_every_n_steps",
-        "checkpoint_every_n_steps",
-        "keep_last",
-        "keep_best",
-        "patience",
-    ):
+    for key in (*LENGTHS, *INTERVALS):
         del values["training"][key]
     # Content, not places: a moved file is the same data, a changed one is not; a YAML that says the same in other words too.
     for source in (values["data"], *values["data"]["mixture"].values()):

@@ -146,6 +146,7 @@ def test_what_was_not_measured_is_ranked_apart_by_its_estimate(write_run: WriteR
 def test_names_places_and_devices_are_not_what_was_varied(write_run: WriteRun, tmp_path: Path) -> None:
     write_run("a", "trainer.devices=1", "data.path=/x/one.jsonl", measured=counts(1, 0.4))
     options = ["trainer.timeout_seconds=9", "data.path=/y/one.jsonl", "training.log_every_n_steps=7", "group=g"]
+    options += ["training.keep_last=9", "capture.workers=2", "sweep.slots=2"]
     write_run("b", *options, "draft.layer_ids=[1,2,3]", measured=counts(2, 0.2))
     assert varied_keys(read_entries([str(tmp_path / "outputs")])) == ["draft.layer_ids"]
     write_run("c", "verifier=tiny_llama", measured=counts(3, 0.2))

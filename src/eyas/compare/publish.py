@@ -13,6 +13,7 @@ from eyas.config import Config, load_config
 from eyas.disclosure import disclosed
 from eyas.draft.given import provenance_of
 from eyas.errors import EyasError
+from eyas.evaluation.report import in_words
 from eyas.process import child_main, run_child
 from eyas.run import Run
 
@@ -69,7 +70,7 @@ def summary(config: Config, run: Run) -> dict[str, Any]:
     found: dict[str, Any] = {"cost": provenance_of(run.draft).get("cost", {}), "doctor": doctor(config)}
     if evaluation:
         setting = evaluation["setting"]
-        at = f"k={setting['k']}, T={setting['temperature']:g}, {setting['engine']}, {setting['dtype']}, {setting['prompts']}"
+        at = f"{in_words(setting)}, {setting['prompts']}"
         found |= {"evaluation": evaluation, "measured/tau": evaluation["tau"], "measured/setting": at}
         found |= {f"measured/acceptance_{place}": share for place, share in enumerate(evaluation["acceptance"], 1)}
     return found

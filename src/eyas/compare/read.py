@@ -14,8 +14,8 @@ from eyas.config import flatten
 from eyas.draft.given import provenance_of
 from eyas.errors import EyasError
 from eyas.run import Measurement, Run, read_metrics
+from eyas.sweep.record import SWEEP_FILE
 
-SWEEP_FILE = "sweep.json"
 NO_RUNS_IN = {"store", "checkpoints", "draft", "draft-sglang", "evaluations", "logs", "window", "wandb"}
 """Directories of ours in which no run is looked for."""
 

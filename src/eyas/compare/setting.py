@@ -11,6 +11,7 @@ import numpy
 from eyas.compare.entry import Entry
 from eyas.compare.statistics import Counts
 from eyas.draft.handover import measurements
+from eyas.evaluation.report import in_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +92,7 @@ def _in_words(setting: Mapping[str, Any], line: Mapping[str, Any], verifier: str
     length = f" ({line['length']})" if line.get("length") else ""
     prompts = f"{len(line['per_prompt'])} prompts of {line['prompts']}{length}"
     at_a_time = f", {setting['concurrency']} at a time" if setting["concurrency"] > 1 else ""
-    how = f"k={setting['k']}, T={setting['temperature']:g}, {setting['engine']}, {setting['dtype']}"
-    return f"{how}, {prompts}, up to {setting['max_tokens']:,} tokens each{at_a_time}, beside {verifier}"
+    return f"{in_words(setting)}, {prompts}, up to {setting['max_tokens']:,} tokens each{at_a_time}, beside {verifier}"
 
 
 def _counts(line: Mapping[str, Any]) -> Counts | None:

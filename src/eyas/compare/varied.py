@@ -6,13 +6,13 @@ from pathlib import PurePath
 from typing import Any
 
 from eyas.compare.entry import Entry
+from eyas.stages import INTERVALS, OF_NO_RUN, OF_NO_STATE
 
 NOISE = re.compile(
-    r"(name|group|outputs|serve|.*\._(convert|partial|recursive)_)$"
-    r"|(trainer|logger|server|evaluation|export|plan|generation)(\.|$)"
+    rf"({'|'.join(OF_NO_RUN)}|generation)(\.|$)|.*\._(convert|partial|recursive)_$"
     r"|data\.(num_processes|responses|max_bad_rows)$|.*\.answers_by$"
-    r"|capture\.(path|online|keep|window_tokens|tokens_per_batch|tokens_per_shard)$"
-    r"|training\.(log_every_n_steps|validate_every_n_steps|checkpoint_every_n_steps|keep_checkpoints)$"
+    rf"|capture\.({'|'.join(OF_NO_STATE)}|tokens_per_batch|tokens_per_shard)$"
+    rf"|training\.({'|'.join(INTERVALS)})$"
     r"|verifier\.(evidence|published|files|vllm|deployment|trust_remote_code)(\.|$)"
 )
 """What doesn't change what a draft learns, or is the setting of its measurement."""

@@ -1,7 +1,7 @@
 """What an evaluation says: the same numbers whichever engine decoded, each with the setting that it holds for."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eyas.config import Config, to_dict
@@ -118,11 +118,15 @@ def report(
     return {**found, "verdict": verdict(found)}
 
 
+def in_words(setting: Mapping[str, Any]) -> str:
+    """What a tau holds for, but for the prompts."""
+    return f"k={setting['k']}, T={setting['temperature']:g}, {setting['engine']}, {setting['dtype']}"
+
+
 def verdict(found: dict[str, Any]) -> list[str]:
     """The last lines, for people and programs."""
     setting = found["setting"]
-    at = f"k={setting['k']}, T={setting['temperature']:g}, {setting['engine']}, {setting['dtype']}"
-    lines = [f"measured tau {found['tau']:.2f} ({at})", *found.get("conclusion", [])]
+    lines = [f"measured tau {found['tau']:.2f} ({in_words(setting)})", *found.get("conclusion", [])]
     same, of = found["num_identical"], found["num_prompts"]
     if setting["temperature"] > 0:
         return lines  # two samples need not agree

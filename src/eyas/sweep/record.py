@@ -12,6 +12,8 @@ from eyas.artifact import locked, write_file
 from eyas.errors import EyasError
 from eyas.run import Run
 
+SWEEP_FILE = "sweep.json"
+
 
 class State(Enum):
     """What has become of a job."""
@@ -59,7 +61,7 @@ class Record:
 
     @property
     def file(self) -> Path:
-        return self.directory / "sweep.json"
+        return self.directory / SWEEP_FILE
 
     @classmethod
     def read(cls, name: str, directory: Path) -> "Record":
