@@ -24,5 +24,12 @@ def data_config(path: Path | str | None, **changes: Any) -> DataConfig:
         "seed": 0,
         "deduplicate": False,
     }
-    values |= {"held_out": 1, "max_held_out": 500, "max_length": 100, "last_turn_only": False, "reasoning": True}
+    values |= {
+        "set_aside": 0,
+        "held_out": 1,
+        "max_held_out": 500,
+        "max_length": 100,
+        "last_turn_only": False,
+        "reasoning": True,
+    }
     return DataConfig(**{**values, "num_processes": 1, "responses": Responses.keep, **changes})

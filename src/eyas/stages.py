@@ -102,7 +102,8 @@ def answered_data(config: Config) -> DataConfig:
         return config.data
     anew: dict[str, Any] = dict.fromkeys(("split", "config", "revision", "weight", "max_conversations"))
     anew |= {"path": str(responses_artifact(config).directory), "shape": RowShape.messages, "columns": {}}
-    return replace(config.data, **anew, mixture={}, sample=1.0, max_bad_rows=0.0)
+    # Of what is set aside there are no answers.
+    return replace(config.data, **anew, mixture={}, sample=1.0, max_bad_rows=0.0, set_aside=0)
 
 
 def tokens_artifact(config: Config) -> Artifact:

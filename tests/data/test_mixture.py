@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from eyas.cli.compose import compose
 from eyas.data.conversations import Conversation
 from eyas.data.mixture import Dealt, deal, mixture_identity, split_identity
 from eyas.data.schema import SourceConfig
@@ -121,6 +122,75 @@ def test_without_weights_all_of_every_source_is_taken(tmp_path: Path) -> None:
     assert counts["conversations"] == 20
 
 
+def test_what_is_set_aside_is_used_for_nothing_and_the_rest_is_dealt_as_if_it_began_there(tmp_path: Path) -> None:
+    whole, rest = numbered(tmp_path / "whole.jsonl", 0, 300), numbered(tmp_path / "rest.jsonl", 40, 300)
+    for held_out in (0.1, 25):
+        found, counts = dealt(whole, set_aside=40, held_out=held_out, max_held_out=20)
+        expected, counts_of_rest = dealt(rest, held_out=held_out, max_held_out=20)
+        assert [(question(it), it.held_out) for it in found] == [(question(it), it.held_out) for it in expected]
+        assert counts - counts_of_rest == {"set_aside": 40, "rows": 40}
+    assert sides(found) == {f"What is {number}?": number < 65 for number in range(40, 300)}
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+@pytest.mark.parametrize("held_out", [1, 0.5])
+def test_a_question_that_is_set_aside_is_neither_trained_nor_held_out(
+    tmp_path: Path, held_out: float, deduplicate: bool
+) -> None:
+    """Doubles of each other that are set aside count as two, so it is the same test with and without `deduplicate`."""
+    file = rows(
+        tmp_path / "a.jsonl",
+        "What is it?",
+        "What is it?",
+        "what  is\nIT?",
+        *(f"{n}?" for n in range(20)),
+        "What is it?",
+    )
+    found, counts = dealt(file, set_aside=2, held_out=held_out, deduplicate=deduplicate)
+    assert [question(it) for it in found] == [f"{n}?" for n in range(20)]
+    assert [it.held_out for it in found].count(True) == 1 or held_out < 1
+    assert (counts["set_aside"], counts["like_set_aside"], counts["like_held_out"]) == (2, 2, 0)
+    assert counts["rows"] == len(found) + 4
+
+
+def test_it_is_set_aside_of_what_sample_and_cap_leave(tmp_path: Path) -> None:
+    file = numbered(tmp_path / "a.jsonl", 0, 1000)
+    capped, counts = dealt(file, max_conversations=7, set_aside=2)
+    assert sides(capped) == {f"What is {number}?": number == 2 for number in range(2, 7)}
+    assert (counts["set_aside"], counts["conversations"]) == (2, 5)
+    sample = [question(it) for it in dealt(file, sample=0.3)[0]]
+    assert [question(it) for it in dealt(file, sample=0.3, set_aside=20)[0]] == sample[20:]
+
+
+def test_it_is_set_aside_of_the_whole_mixture(tmp_path: Path) -> None:
+    a, b = numbered(tmp_path / "a.jsonl", 0, 5), numbered(tmp_path / "b.jsonl", 5, 20)
+    found, _ = dealt(None, mixture={"a": source(a), "b": source(b)}, set_aside=7, held_out=2)
+    assert sides(found) == {f"What is {number}?": number < 9 for number in range(7, 20)}
+    weighted = {"a": source(a, weight=1), "b": source(b, weight=3)}
+    everything, _ = dealt(None, mixture=weighted)
+    found, counts = dealt(None, mixture=weighted, set_aside=8)
+    assert [question(it) for it in found] == [question(it) for it in everything][8:]
+    assert Counter(it.source for it in everything[:8]) == {"a": 2, "b": 6}  # of each as much as its weight says
+    assert counts["set_aside"] == 8
+
+
+def test_the_chat_of_the_project_can_be_set_aside_and_held_out() -> None:
+    data = compose(["data=smollm2_chat", "data.set_aside=54", "data.held_out=54"], []).data
+    counts: Counter[str] = Counter()
+    found = [(int(it.example.where.rpartition(":")[2]) - 1, it.held_out) for it in deal(data, counts)]
+    assert found == [(row, row < 108) for row in range(54, 1080)]
+    assert (counts["rows"], counts["set_aside"], counts["like_set_aside"]) == (1080, 54, 0)
+
+
+def test_something_must_remain(tmp_path: Path) -> None:
+    file = rows(tmp_path / "a.jsonl", "A?", "B?", "a?")
+    for number, words in ((3, "3 conversations are set aside; lower it"), (9, "=9: nothing remains, 3 conv")):
+        with pytest.raises(EyasError, match=words):
+            dealt(file, set_aside=number)
+    with pytest.raises(EyasError, match="2 conversations are set aside, 1 open like one of them; lower it"):
+        dealt(file, set_aside=2)
+
+
 def test_identity_is_of_all_that_changes_what_is_dealt(tmp_path: Path) -> None:
     numbered(tmp_path / "a.jsonl", 0, 5)
     numbered(tmp_path / "b.jsonl", 0, 5)
@@ -134,6 +204,7 @@ def test_identity_is_of_all_that_changes_what_is_dealt(tmp_path: Path) -> None:
     changes: list[dict[str, Any]] = [
         {"held_out": 2},
         {"max_held_out": 3},
+        {"set_aside": 2},
         {"seed": 1},
         {"deduplicate": True},
         {"sample": 0.5},
@@ -148,12 +219,15 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     for changes, words in (
         ({"held_out": 0}, "held_out=0"),
         ({"held_out": 1.5}, "held_out=1.5"),
+        ({"set_aside": -1}, "set_aside=-1: must be at least 0"),
         ({"sample": 0}, "sample=0"),
         ({"weight": 0}, "weight=0"),
         ({"mixture": {"a": source(file)}}, "one of the two"),
     ):
         with pytest.raises(EyasError, match=words):
             data_config(file, **changes)
+    with pytest.raises(EyasError, match="set_aside"):
+        compose(["data.set_aside=1.5"], [])
     with pytest.raises(EyasError, match="one of the two"):
         data_config(None)
     with pytest.raises(EyasError, match="b has no weight"):

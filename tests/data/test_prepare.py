@@ -15,9 +15,11 @@ from eyas.artifact import read_manifest
 from eyas.cli.compose import compose
 from eyas.config import Config
 from eyas.data.prepare import EXAMPLES_PER_SHARD, prepare
+from eyas.data.report import REPORT, dropped
+from eyas.data.rows import RowMaker
 from eyas.data.tokens import Tokens
 from eyas.errors import EyasError
-from eyas.stages import tokens_artifact
+from eyas.stages import responses_artifact, states_artifact, tokens_artifact
 from eyas.verifier.checkpoint import Checkpoint
 from measure import config_file, content_hash, measured
 from synthetic import write_conversations
@@ -80,6 +82,57 @@ def test_rows_are_split_and_read_across_shards(
     held_out = tokens.num_rows - tokens.num_train_rows
     assert 20 < held_out == tokens.counts["held_out_rows"] < 110
     assert len({tuple(it) for it in tokens.held_out_prompts()}) == held_out
+
+
+def test_what_is_set_aside_leaves_no_trace_but_its_number(
+    tiny: Callable[..., Config], tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """Not a row, so nothing that is captured, and not a token of the draft's vocabulary; a test can ask for it later."""
+    rest = short_conversations(tmp_path / "rest.jsonl", 30)
+    aside = [[{"role": "user", "content": f"Z{n}"}, {"role": "assistant", "content": "ZZ"}] for n in range(3)]
+    file = tmp_path / "data.jsonl"
+    file.write_text("".join(json.dumps({"messages": it}) + "\n" for it in aside) + rest.read_text())
+    with file.open("a") as stream:
+        stream.write(json.dumps({"messages": aside[1]}) + "\n")
+    config = tiny(f"data.path={file}", "data.set_aside=3", "data.held_out=4")
+    begins_there = tiny(f"data.path={rest}", "data.held_out=4")
+    for it in (config, begins_there):
+        prepare(it)
+    found, expected = (
+        {file.name: file.read_bytes() for file in tokens_artifact(it).directory.glob("*.safetensors")}
+        for it in (config, begins_there)
+    )
+    assert found == expected
+    tokens = Tokens(tokens_artifact(config).directory)
+    [z] = set(RowMaker(config).tokenizer("ZZ")["input_ids"])
+    assert not any((tokens.row(index)[0] == z).any() for index in range(tokens.num_rows))
+    assert tokens.counts_V[z] == 0
+    lost = dropped(tokens.counts)
+    assert lost == [("3 conversations", "set aside"), ("1 conversation", "the same opening question as one set aside")]
+    assert "<td>set aside</td>" in (tokens.directory / REPORT).read_text()
+
+    later = tiny(f"data.path={file}", "data.held_out=3")  # as docs/evaluation.md has it
+    prepare(later)
+    assert [prompt.count(z) for prompt in Tokens(tokens_artifact(later).directory).held_out_prompts()] == [1, 1, 1]
+
+
+def test_another_number_set_aside_is_another_data_set(
+    tiny: Callable[..., Config], tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    file = short_conversations(tmp_path / "data.jsonl", 5)
+    for made in (responses_artifact, tokens_artifact, states_artifact):
+        numbers = [made(tiny(f"data.path={file}", f"data.set_aside={number}")).fingerprint for number in (0, 1, 2)]
+        assert len({*numbers}) == 3
+    nothing = tiny(f"data.path={file}", "data.set_aside=0")
+    assert "set_aside" not in str(tokens_artifact(nothing).fields)  # so what was made before it could be said remains
+
+
+def test_nothing_remains_to_train_on(tiny: Callable[..., Config], tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
+    file = short_conversations(tmp_path / "data.jsonl", 5)
+    with pytest.raises(EyasError, match=r"data\.set_aside=5: nothing remains"):
+        prepare(tiny(f"data.path={file}", "data.set_aside=5"))
+    with pytest.raises(EyasError, match=r"no train rows: 2 conversations, data\.held_out=2, 3 set aside"):
+        prepare(tiny(f"data.path={file}", "data.set_aside=3", "data.held_out=2"))
 
 
 def test_text_and_tokens_become_rows(tiny: Callable[..., Config], tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:

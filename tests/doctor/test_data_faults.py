@@ -507,6 +507,14 @@ def test_a_held_out_prompt_that_is_trained_on(
     assert row.found.startswith("all of the first 4 conversations are held out")
 
 
+def test_what_is_set_aside_is_not_looked_at(examined: Callable[..., dict[str, Finding]], tmp_path: Path) -> None:
+    rows = examined([TALKS[0], *TALKS], {"set_aside": 1})
+    assert rows["p29_overlap"].found.startswith("1 held-out prompt, 2 of training, 0 of both")
+    row = examined(TALKS, {"set_aside": 4})["p28_rows"]
+    assert row.verdict is Verdict.fail
+    assert "data.set_aside=4: nothing remains" in row.found
+
+
 def test_a_tiny_sample_does_not_read_everything(examined: Callable[..., dict[str, Finding]]) -> None:
     """However small data.sample is, a few thousand rows are enough to find something to look at."""
     rows = examined(MANY, {"sample": 1e-9, "held_out": 0.5})

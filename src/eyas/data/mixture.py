@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from eyas.data.conversations import Example, PlainText, TokenRow, read_conversations, reading_identity
 from eyas.data.schema import DataConfig, SourceConfig
+from eyas.errors import EyasError
 
 _IDENTITY = ("sample", "max_conversations", "weight")
 
@@ -36,7 +37,8 @@ def mixture_identity(data: DataConfig) -> dict[str, Any]:
         {**reading_identity(source), **{key: getattr(source, key) for key in _IDENTITY}}
         for source in data.sources.values()
     ]
-    return {"sources": sources, "seed": data.seed}
+    # Where nothing is set aside, what was made before there was this key is still the same.
+    return {"sources": sources, "seed": data.seed, **({"set_aside": data.set_aside} if data.set_aside else {})}
 
 
 def split_identity(data: DataConfig) -> dict[str, Any]:
@@ -49,11 +51,11 @@ def deal(data: DataConfig, counts: Counter[str], *, unanswered: bool = False) ->
 
     An example whose opening (what is asked before the first answer) is that of a held-out one is never trained on.
 
-    `counts` gets what `read_conversations` counts, and `conversations` (yielded), `duplicate_rows`, `like_held_out` and
+    `counts` gets what `mixed` counts, and `conversations` (yielded), `duplicate_rows`, `like_held_out` and
     `held_out_beyond_cap`.
 
     Raises:
-        EyasError: as `read_conversations`.
+        EyasError: as `mixed`.
     """
     held_out_openings: set[bytes] = set()
     by_share = data.held_out < 1
@@ -77,7 +79,36 @@ def deal(data: DataConfig, counts: Counter[str], *, unanswered: bool = False) ->
 
 
 def mixed(data: DataConfig, counts: Counter[str], *, unanswered: bool = False) -> Iterator[tuple[str, Example]]:
-    """(source, example): one source after the other or, where they have weights, the one that is furthest behind its share.
+    """(source, example) of all sources, without the first ones that are set aside, nor any that opens like one of these.
+
+    So nobody sees them, whether the answers are those that are there or are made anew.
+
+    `counts` gets what `read_conversations` counts, and `not_sampled`, `set_aside` and `like_set_aside`.
+
+    Raises:
+        EyasError: as `read_conversations`, or nothing remains.
+    """
+    openings: set[bytes] = set()
+    remains = False
+    for position, (name, example) in enumerate(_merged(data, counts, unanswered)):
+        if position < data.set_aside:
+            counts["set_aside"] += 1
+            openings.add(_digest(_opening(example)))
+        elif openings and _digest(_opening(example)) in openings:
+            counts["like_set_aside"] += 1
+        else:
+            remains = True
+            yield name, example
+    if data.set_aside and not remains:
+        alike = f", {counts['like_set_aside']} open like one of them" if counts["like_set_aside"] else ""
+        raise EyasError(
+            f"data.set_aside={data.set_aside}: nothing remains, {counts['set_aside']} conversations are set aside{alike}; lower it, "
+            "or give more data"
+        )
+
+
+def _merged(data: DataConfig, counts: Counter[str], unanswered: bool) -> Iterator[tuple[str, Example]]:
+    """One source after the other or, where they have weights, the one that is furthest behind its share.
 
     The first weighted source that is used up ends it: beyond that the proportions could not be kept.
     """

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eyas.artifact import building, complete, remove
+from eyas.artifact import building, complete, read_manifest, remove
 from eyas.config import Config, load_config
 from eyas.data.conversations import Conversation, Example, PlainText
 from eyas.data.mixture import Dealt, deal
@@ -32,7 +32,7 @@ from eyas.errors import EyasError
 from eyas.process import child_main, die_with
 from eyas.progress import Progress
 from eyas.serving.server import serving
-from eyas.stages import answered_data, tokens_artifact
+from eyas.stages import answered_data, regenerates, responses_artifact, tokens_artifact
 from eyas.verifier.locate import locate
 from eyas.verifier.schema import Renderer
 
@@ -53,7 +53,7 @@ def prepare(config: Config) -> None:
         if partial is None:
             return
         num_processes = config.data.num_processes or min(len(os.sched_getaffinity(0)), MAX_PROCESSES)
-        counts: Counter[str] = Counter()
+        counts = _left_unanswered(config)
         with rendering(config) as render_ids, _pool(make := RowMaker(config, render_ids), num_processes) as pool:
             try:
                 num_shards = _write_shards(pool, 2 * num_processes, answered_data(config), partial, counts)
@@ -67,6 +67,14 @@ def prepare(config: Config) -> None:
         except EyasError:
             remove(partial)  # the same data would be refused again
             raise
+
+
+def _left_unanswered(config: Config) -> Counter[str]:
+    """What was set aside before the others were answered anew; nothing where they are not."""
+    if not regenerates(config):
+        return Counter()
+    counts = read_manifest(responses_artifact(config).directory).get("counts", {})
+    return Counter({key: counts[key] for key in ("set_aside", "like_set_aside") if counts.get(key)})
 
 
 @contextmanager

@@ -84,6 +84,8 @@ def dropped(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = [(number, "row", words.get(key, escaped(key))) for key, number in sorted(reasons.items())]
     found += [
         (counts.get("bad_rows", 0) - sum(reasons.values()), "row", "unusable for another reason"),
+        (counts.get("set_aside", 0), "conversation", "set aside"),
+        (counts.get("like_set_aside", 0), "conversation", "the same opening question as one set aside"),
         (counts.get("duplicate_rows", 0), "row", "exact duplicate"),
         (counts.get("not_sampled", 0), "conversation", "outside the sample of their source"),
         (counts.get("unsupervised_rows", 0), "row", "nothing supervised"),

@@ -79,6 +79,8 @@ class DataConfig(SourceConfig):
     """Of `sample`."""
     deduplicate: bool = MISSING
     """Keep the first of conversations that are exactly alike."""
+    set_aside: int = MISSING
+    """The first so many conversations are used for nothing: a test for later, when everything is chosen."""
     held_out: float = MISSING
     """Never trained on, they validate and evaluate: such a share of the conversations (below 1), or the first so many."""
     max_held_out: int = MISSING
@@ -94,6 +96,7 @@ class DataConfig(SourceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        at_least("data.set_aside", self.set_aside, 0)
         at_least("data.max_held_out", self.max_held_out, 1)
         at_least("data.max_length", self.max_length, 4)
         at_least("data.num_processes", self.num_processes or 1, 1)

@@ -71,7 +71,8 @@ def summarise(
 
 def _check(data: DataConfig, counts: Counter[str]) -> None:
     where = f"data.path={data.path}" if data.path else "data.mixture"
-    lost = f"{counts['unsupervised_rows']} rows without supervised tokens"
+    aside = f"{counts['set_aside']} set aside (data.set_aside), " if counts["set_aside"] else ""
+    lost = f"{aside}{counts['unsupervised_rows']} rows without supervised tokens"
     for name in data.sources:
         if not counts[f"supervised_{name}"]:
             raise EyasError(
