@@ -38,7 +38,9 @@ def test_what_a_run_leaves(outputs: Path) -> None:
     report = json.loads((directory / "evaluation.json").read_text())
     assert report["setting"]["k"] == 3
     assert report["tau"] == pytest.approx(1 + sum(report["acceptance"]))
-    assert "![training](training.png)" in (directory / "report.md").read_text()
+    assert report["why"]["starts"]["walked"]["acceptance"] == report["acceptance"]
+    for text in ("![training](training.png)", "held-out answers: tau_sim |", "chains start: the measured tau |"):
+        assert text in (directory / "report.md").read_text()
     assert (directory / "training.png").stat().st_size > 10_000
     exported = {path.name for path in (directory / "draft").iterdir()}
     assert exported == {"README.md", "config.json", "eyas.json", "model.safetensors"}

@@ -10,7 +10,14 @@ from eyas.cli.compose import compose
 from eyas.data.positions import shift
 from eyas.draft.model import Draft, draft_config
 from eyas.draft.shape import resolve_shape
-from eyas.evaluation.chain import CachedVerifier, Drafter, decode_plain, decode_speculatively
+from eyas.evaluation.chain import (
+    CachedVerifier,
+    Drafter,
+    decode_plain,
+    decode_speculatively,
+    right_at_every_start,
+)
+from eyas.evaluation.starts import walk
 from eyas.verifier.checkpoint import Checkpoint
 from eyas.verifier.facts import resolve
 
@@ -82,6 +89,37 @@ def test_a_stop_token_ends_both_at_the_same_place(verifier: CachedVerifier, tiny
     speculative = decode_speculatively(verifier, oracle, prompt, 5, 40, [stop])
     assert speculative.tokens == plain.tokens
     assert plain.tokens[-1] == stop
+
+
+class Watched(Oracle):
+    """What the draft itself would have proposed is kept, by how far it had read."""
+
+    proposed: dict[int, list[int]]
+
+    def propose(self, k: int) -> list[int]:
+        self.proposed[self.num_read] = Drafter.propose(self, k)
+        return super().propose(k)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+@pytest.mark.parametrize("k", [1, 3, 5])
+@pytest.mark.parametrize("stops", [False, True], ids=["at most so many", "until a stop token"])
+def test_chains_accept_what_is_right_at_their_starts(
+    verifier: CachedVerifier, tiny_checkpoint: Checkpoint, prompt: list[int], k: int, stops: bool
+) -> None:
+    drafter = Watched(draft(tiny_checkpoint))
+    drafter.answer, drafter.prompt_length = decode_plain(verifier, prompt, 60, []).tokens, len(prompt)
+    stop_ids = drafter.answer[13:14] if stops else []
+    plain = decode_plain(verifier, prompt, 41, stop_ids)
+
+    drafter.proposed = in_chains = {}
+    speculative = decode_speculatively(verifier, drafter, prompt, k, 41, stop_ids)
+    drafter.proposed = everywhere = {}
+    right = right_at_every_start(verifier, drafter, prompt, plain.tokens, k)
+
+    assert [*everywhere] == [len(prompt) + i for i in range(len(plain.tokens) - 1)]
+    assert walk(right) == speculative.accepted
+    assert {read: everywhere[read] for read in in_chains} == in_chains
 
 
 @pytest.mark.parametrize("window", [None, 16])

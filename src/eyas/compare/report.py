@@ -7,6 +7,7 @@ from eyas.compare.plots import plot_evaluation, plot_training
 from eyas.config import Config
 from eyas.draft.given import PROVENANCE_FILE
 from eyas.draft.handover import measurement_table, measurements, serve_line, write_card
+from eyas.evaluation.starts import starts_table
 from eyas.evaluation.why import why_table
 from eyas.run import Measurement, Run, read_metrics
 from eyas.verifier.locate import locate
@@ -27,6 +28,9 @@ def write_report(config: Config, run: Run) -> None:
         lines += ["", *(f"- {line}" for line in evaluation["verdict"]), *step_table(steps)]
         if "why" in evaluation:
             lines += ["", "## Where drafted tokens fail", "", *why_table(evaluation["why"])]
+        if "starts" in evaluation.get("why", {}):
+            trained = [row for row in metrics if row["step"] <= evaluation["draft"]["step"]]
+            lines += ["", "### From tau_sim to tau", "", *starts_table(evaluation, _last(trained))]
     lines += ["", "## Serve it", "", "```bash", serve_command(config, run), "```"]
     run.report_file.write_text("\n".join(lines) + "\n")
     if not isinstance(run, Measurement):
@@ -50,7 +54,7 @@ def print_summary(config: Config, run: Run) -> None:
 def summary(config: Config, run: Run) -> list[tuple[str, str]]:
     """What a person wants to know first."""
     metrics = read_metrics(run.metrics_file)
-    last = {key: value for row in metrics for key, value in row.items()}
+    last = _last(metrics)
     speed = _mean(metrics, "train/tokens_per_second")
     rows = [("draft", str(run.draft)), ("verifier", config.verifier.name)]
     if isinstance(run, Measurement):
@@ -84,7 +88,7 @@ def serve_command(config: Config, run: Run) -> str:
 
 def acceptance_table(run: Run, metrics: list[dict[str, float]], config: Config) -> list[str]:
     """Acceptance per position, teacher-forced and measured, as Markdown."""
-    last = {key: value for row in metrics for key, value in row.items()}
+    last = _last(metrics)
     report = run.evaluation()
     lines = ["| position | teacher-forced, joint | conditional | measured, joint | conditional |", "|--|--|--|--|--|"]
     for position in range(max(config.training.unroll_steps, len(report.get("acceptance", [])))):
@@ -117,6 +121,11 @@ def _by_step(steps: dict[int, dict[str, Any]], metrics: list[dict[str, float]]) 
         return {}
     predicted = [(row["step"], row["val/tau_sim"]) for row in metrics if "val/tau_sim" in row]
     return {"measured": [(step, report["tau"]) for step, report in steps.items()], "tau_sim": predicted}
+
+
+def _last(metrics: list[dict[str, float]]) -> dict[str, float]:
+    """The last value of each metric."""
+    return {key: value for row in metrics for key, value in row.items()}
 
 
 def _mean(metrics: list[dict[str, float]], key: str) -> float:

@@ -127,7 +127,7 @@ def decode_speculatively(
         proposal = drafter.propose(k)
         logits_NV, hidden_NLH = verifier.read([decoded.tokens[-1], *proposal])
         said = logits_NV.argmax(-1).tolist()
-        right = next((i for i in range(k) if proposal[i] != said[i]), k)
+        right = leading(proposal, said[:-1])
         verifier.forget(k - right)
         drafter.read(said[: right + 1], hidden_NLH[: right + 1])
         decoded.tokens += said[: right + 1]
@@ -137,6 +137,41 @@ def decode_speculatively(
             decoded.tried.append(Tried(place, said[place], place < right, entropy))
     decoded.tokens = _cut(decoded.tokens, max_tokens, stop_ids)
     return decoded
+
+
+@torch.inference_mode()
+def right_at_every_start(
+    verifier: CachedVerifier, drafter: Drafter, prompt: Sequence[int], answer: Sequence[int], k: int
+) -> list[int]:
+    """How many of k drafted tokens are right at each place in a greedy answer where a chain could start, in order.
+
+    Those are after its first token (the prefill's), after its second, ..., and before its last. Every one has k targets:
+    past the end of the answer they are what the verifier says next, after a stop token too, since `decode_speculatively`
+    counts them so. So no start is left out, and none has fewer tokens to be right about: the mean has no bias from the end.
+
+    Args:
+        answer: What `decode_plain` wrote after the prompt.
+    """
+    verifier.restart()
+    drafter.restart()
+    logits_NV, hidden_NLH = verifier.read([*prompt, *answer])
+    tokens = [*prompt, *answer, int(logits_NV[-1].argmax())]
+    end = len(prompt) + len(answer)
+    while len(tokens) < end - 1 + k:
+        logits_NV, _ = verifier.read(tokens[-1:])
+        tokens.append(int(logits_NV[-1].argmax()))
+    right = []
+    for start in range(len(prompt) + 1, end):
+        done = drafter.num_read
+        drafter.read(tokens[done + 1 : start], hidden_NLH[done : start - 1])
+        right.append(leading(drafter.propose(k), tokens[start : start + k]))
+    return right
+
+
+def leading(proposal: Sequence[int], said: Sequence[int]) -> int:
+    """How many drafted tokens are right before the first wrong one; `said` is what the verifier says in their places."""
+    pairs = zip(proposal, said, strict=True)
+    return next((i for i, (drafted, token) in enumerate(pairs) if drafted != token), len(proposal))
 
 
 def entropies(logits_NV: Tensor) -> list[float]:

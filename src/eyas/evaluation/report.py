@@ -36,6 +36,11 @@ def acceptance(num_forwards: int, accepted: Sequence[int]) -> dict[str, Any]:
     }
 
 
+def by_position(accepted: Sequence[int], k: int) -> list[int]:
+    """At how many forwards position 1, 2, ... k was accepted, from how many tokens each forward accepted."""
+    return [sum(count > position for count in accepted) for position in range(k)]
+
+
 def of_prompt(
     ids: Sequence[int], num_tokens: int, num_forwards: int | None = None, accepted: Sequence[int] = ()
 ) -> dict[str, Any]:

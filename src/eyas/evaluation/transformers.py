@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +14,17 @@ from eyas.config import Config
 from eyas.data.tokens import Tokens
 from eyas.draft.export import load_draft
 from eyas.draft.given import PROVENANCE_FILE
-from eyas.evaluation.chain import CachedVerifier, Decoded, Drafter, decode_plain, decode_speculatively
+from eyas.evaluation.chain import (
+    CachedVerifier,
+    Decoded,
+    Drafter,
+    decode_plain,
+    decode_speculatively,
+    right_at_every_start,
+)
 from eyas.evaluation.prompts import PromptSet, prompt_sets
-from eyas.evaluation.report import acceptance, first_difference, of_prompt, report
+from eyas.evaluation.report import acceptance, by_position, first_difference, of_prompt, report
+from eyas.evaluation.starts import of_starts
 from eyas.evaluation.why import class_of, explain
 from eyas.progress import Progress
 from eyas.run import Run
@@ -32,6 +39,8 @@ class Comparison:
 
     plain: Decoded
     speculative: Decoded
+    right: list[int]
+    """How many drafted tokens are right at every place where a chain could start."""
 
     @property
     def first_difference(self) -> int | None:
@@ -64,7 +73,8 @@ def evaluate(config: Config, run: Run) -> None:
         speculative = decode_speculatively(verifier, drafter, prompt, k, config.evaluation.max_tokens, stop_ids)
         seconds["plain"] += between - started
         seconds["speculative"] += time.perf_counter() - between
-        comparisons.append(Comparison(plain, speculative))
+        right = right_at_every_start(verifier, drafter, prompt, plain.tokens, k)
+        comparisons.append(Comparison(plain, speculative, right))
         progress.advance(1)
     provenance = json.loads((run.draft / PROVENANCE_FILE).read_text())
     found = summarize(config, asked, comparisons, seconds, verifier=checkpoint.identity, draft=provenance)
@@ -74,6 +84,7 @@ def evaluate(config: Config, run: Run) -> None:
         {*draft.draft_ids_D.tolist()},
         training_counts(config),
     )
+    found["why"]["starts"] = of_starts([comparison.right for comparison in comparisons], k)
     write_file(run.evaluation_file, json.dumps(found, indent=2) + "\n")
 
 
@@ -117,8 +128,3 @@ def training_counts(config: Config) -> list[int] | None:
     """How often the training answers have each token; None where nothing was prepared (a draft that is only measured)."""
     artifact = None if config.evaluation.prompts else tokens_artifact(config)
     return None if artifact is None or not artifact.exists() else Tokens(artifact.directory).counts_V.tolist()
-
-
-def by_position(accepted: Sequence[int], k: int) -> list[int]:
-    """At how many forwards position 1, 2, ... k was accepted, from how many tokens each forward accepted."""
-    return [sum(count > position for count in accepted) for position in range(k)]
