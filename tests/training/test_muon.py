@@ -2,11 +2,12 @@
 
 import copy
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon
 
-from eyas.training.muon import MuonAndAdamW
+from eyas.training.muon import MuonAndAdamW, orthogonalised
 
 HOW = {"momentum": 0.9, "weight_decay": 0.1}
 
@@ -42,7 +43,8 @@ def assert_equal(one: Tiny, other: Tiny) -> None:
         assert torch.equal(it, expected), name
 
 
-def test_it_steps_as_the_two_do() -> None:
+def test_it_steps_as_the_two_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eyas.training.muon.fast_dtype", lambda device: torch.bfloat16)  # torch's
     model = Tiny()
     twin = copy.deepcopy(model)
     train(model, ours(model), steps=3)
@@ -75,3 +77,19 @@ def test_it_goes_on_from_its_state() -> None:
             group["weight_decay"] = 0.0
     train(twin, resumed, steps=1)
     assert_equal(twin, before)
+
+
+@pytest.mark.parametrize("shape", [(12, 20), (20, 12)])
+def test_orthogonalised_in_float32(shape: tuple[int, int]) -> None:
+    """The directions stay, and what they are stretched by is near 1 (between 0.7 and 1.2 by the iteration's design)."""
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    stretches = torch.linalg.svdvals(orthogonalised(matrix, torch.float32))
+    assert stretches.min() > 0.65
+    assert stretches.max() < 1.25
+    exact_left, _, exact_right = torch.linalg.svd(matrix, full_matrices=False)
+    assert (
+        torch.nn.functional.cosine_similarity(
+            orthogonalised(matrix, torch.float32).flatten(), (exact_left @ exact_right).flatten(), dim=0
+        )
+        > 0.97
+    )

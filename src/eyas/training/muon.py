@@ -1,16 +1,71 @@
-"""Muon for the draft's matrices and AdamW for the rest, as one optimizer; both are torch's own.
+"""Muon for the draft's matrices and torch's AdamW for the rest, as one optimizer.
 
 Muon (Jordan et al., 2024) moves a matrix along its orthogonalised momentum. It is meant for matrices between hidden states: norms
-and a trainable head, whose rows stand for tokens, stay with AdamW. On several devices torch orthogonalises shards together.
+and a trainable head, whose rows stand for tokens, stay with AdamW. On several devices shards are orthogonalised together.
 """
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
 HEAD = "lm_head"
+QUINTIC = (3.4445, -4.775, 2.0315)
+"""Coefficients of Muon's iteration: they lift small singular values fast, and leave all between 0.7 and 1.2."""
+ITERATIONS = 5
+
+
+@cache
+def fast_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16, which is enough for Muon, or float32 on a CPU that only emulates it.
+
+    There bfloat16 takes 25 s for one step of a draft of SmolLM2-135M, and float32 1.3 s (one core without AVX-512).
+    """
+    able = torch.cpu.get_capabilities() if device.type == "cpu" else {}
+    emulated = device.type == "cpu" and not any(able.get(name) for name in ("avx512_bf16", "amx_bf16"))
+    return torch.float32 if emulated else torch.bfloat16
+
+
+def orthogonalised(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """The matrix with all its singular values near 1, by Newton-Schulz iterations in `dtype`; [A, B] -> [A, B]."""
+    a, b, c = QUINTIC
+    wide = matrix.to(dtype) if matrix.shape[0] <= matrix.shape[1] else matrix.to(dtype).T
+    wide = wide / wide.norm().clamp(min=1e-7)
+    for _ in range(ITERATIONS):
+        gram = wide @ wide.T
+        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
+    return wide if matrix.shape[0] <= matrix.shape[1] else wide.T
+
+
+class Muon(Optimizer):
+    """torch.optim.Muon, but for the type that it orthogonalises in: torch's is bfloat16 on any device.
+
+    Nesterov's momentum, and torch's `match_rms_adamw`.
+    """
+
+    def __init__(
+        self, parameters: Iterable[tuple[str, Tensor]], *, lr: float, momentum: float, weight_decay: float
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    self._move(matrix, matrix.grad, group)
+
+    def _move(self, matrix: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state, lr = self.state[matrix], group["lr"]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        average = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+        ahead = gradient.lerp(average, group["momentum"])
+        matrix.mul_(1 - lr * group["weight_decay"])
+        matrix.add_(orthogonalised(ahead, fast_dtype(ahead.device)), alpha=-0.2 * lr * max(matrix.shape) ** 0.5)
 
 
 class MuonAndAdamW(Optimizer):
@@ -34,7 +89,7 @@ class MuonAndAdamW(Optimizer):
         named = list(parameters)
         matrices = [(name, it) for name, it in named if it.ndim == 2 and HEAD not in name]
         others = [(name, it) for name, it in named if it.ndim != 2 or HEAD in name]
-        muon = Muon(matrices, lr=lr, momentum=momentum, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+        muon = Muon(matrices, lr=lr, momentum=momentum, weight_decay=weight_decay)
         self.parts: tuple[Optimizer, ...] = (muon,)
         if others:
             self.parts += (AdamW(others, lr=adamw_lr, betas=betas, weight_decay=weight_decay),)
