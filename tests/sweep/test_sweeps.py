@@ -11,7 +11,7 @@ from conftest import ROOT, run
 from eyas.artifact import locked
 from eyas.cli.compose import Multirun, beside_overrides, from_command_line
 from eyas.cli.explain import explain
-from eyas.sweep.jobs import sweep_of
+from eyas.cli.sweep import changed, grid, only_job
 from eyas.sweep.record import Record, State
 from eyas.sweep.runner import reason
 from eyas.sweep.search import check_comparable, corners, distributions
@@ -36,16 +36,46 @@ def test_every_study_composes(study: str, monkeypatch: pytest.MonkeyPatch, tmp_p
         check_comparable(config)
         assert len(corners(distributions(config.sweep.space))) > 1
     else:
-        sweep = sweep_of([(it.config, it.overrides) for it in asked.jobs], asked.params, [])
+        sweep = changed(asked.jobs[0]) if config.sweep.changes else grid(asked)
         assert sweep.name == study
         assert len({job.name for job in sweep.jobs}) == len(sweep.jobs) > 1
     assert not list(tmp_path.iterdir()), "composing leaves nothing"
 
 
 def test_a_study_that_is_narrowed_names_its_jobs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = multirun(monkeypatch, "sweeps=learning_rate", "training.unroll_steps=3", "optimizer.lr=1e-3")
-    [job] = sweep_of([(it.config, it.overrides) for it in asked.jobs], asked.params, []).jobs
+    [job] = grid(multirun(monkeypatch, "sweeps=learning_rate", "training.unroll_steps=3", "optimizer.lr=1e-3")).jobs
     assert job.name == "learning_rate/lr=0.001,unroll_steps=3"
+
+
+def test_changes_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change may set several keys, and a group; all else stays as it is."""
+    changes = "{muon: ['optimizer=muon', 'optimizer.lr=2e-3'], deep: ['draft.num_layers=2']}"
+    asked = multirun(monkeypatch, "-m", f"sweep.changes={changes}", "name=study", "seed=7")
+    sweep = changed(only_job(asked, "sweep.changes"))
+    found = {job.name: (job.config.draft.num_layers, "Muon" in job.config.optimizer["_target_"]) for job in sweep.jobs}
+    assert found == {"study/base": (1, False), "study/muon": (1, True), "study/deep": (2, False)}
+    assert sweep.jobs[1].swept == {"optimizer": "muon", "optimizer.lr": "2e-3"}
+    assert {job.config.seed for job in sweep.jobs} == {7}
+    arguments = sweep.jobs[2].arguments
+    assert {"draft.num_layers=2", "name='study/deep'", "group='study'", "hydra.mode=RUN"} <= {*arguments}
+
+
+def test_a_wrong_change_stops_all_before_the_first(tmp_path: Path) -> None:
+    done = run("train.py", "-m", "sweep.changes={wide: ['draft.widht=2']}", f"outputs={tmp_path}/outputs")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "draft.widht" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("other", ["optimizer.lr=1e-3,2e-3", "sweep.trials=3"])
+def test_changes_and_nothing_else(other: str, tmp_path: Path) -> None:
+    more = ["sweep.space={seed: 'choice(1, 2)'}"] if "trials" in other else []
+    done = run(
+        "train.py", "-m", "sweep.changes={deep: ['draft.num_layers=2']}", other, *more, f"outputs={tmp_path}/outputs"
+    )
+    assert done.returncode == 2
+    assert "sweep.changes" in done.stderr
+    assert "choose one of them" in done.stderr
 
 
 def test_overrides_stay_in_one_piece() -> None:

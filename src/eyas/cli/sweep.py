@@ -6,7 +6,7 @@ from pathlib import Path
 from eyas.cli.compose import Composed, Multirun, compose
 from eyas.cli.launch import launch, launcher_config
 from eyas.errors import EyasError
-from eyas.sweep.jobs import Job, Sweep, is_complete, job_of, sweep_of
+from eyas.sweep.jobs import Job, Sweep, by_key, is_complete, job_of, sweep_of
 from eyas.sweep.record import Record, State, held
 from eyas.sweep.results import print_table, result_of
 from eyas.sweep.runner import Listed, Runner
@@ -14,22 +14,37 @@ from eyas.sweep.slots import slots_for
 
 
 def sweep(multirun: Multirun) -> None:
-    """Run what `multirun` asks for: a grid, or a search.
+    """Run what `multirun` asks for: a list of jobs, or a search.
 
     Raises:
         EyasError: what would go wrong, before anything is started.
         SystemExit: with 1 where a job has failed.
     """
-    if multirun.jobs[0].config.sweep.trials is None:
-        run_grid(multirun)
-    else:
+    config = multirun.jobs[0].config.sweep
+    if config.trials is not None:
         run_search(multirun)
+    else:
+        run_listed(changed(only_job(multirun, "sweep.changes")) if config.changes else grid(multirun), multirun)
 
 
-def run_grid(multirun: Multirun) -> None:
-    """All jobs that aren't done yet, then a table of all."""
+def grid(multirun: Multirun) -> Sweep:
+    """Every combination of the values that are listed."""
     choices = [(it.config, it.overrides) for it in multirun.jobs]
-    found = sweep_of(choices, multirun.params, multirun.jobs[0].config_dirs)
+    return sweep_of(choices, multirun.params, multirun.jobs[0].config_dirs)
+
+
+def changed(base: Composed) -> Sweep:
+    """`sweep.changes`: each alone, and before them the configuration without any."""
+    name = base.config.name
+    jobs = [job_of((base.config, base.overrides), {}, name, f"{name}/base", base.config_dirs)]
+    for change, overrides in base.config.sweep.changes.items():
+        it, values = composed_with(base, overrides), by_key(overrides)
+        jobs.append(job_of((it.config, it.overrides), values, name, f"{name}/{change}", it.config_dirs))
+    return Sweep(name, Path(base.config.outputs) / name, jobs)
+
+
+def run_listed(found: Sweep, multirun: Multirun) -> None:
+    """All jobs that aren't done yet, then a table of all."""
     launcher = launcher_config(multirun, found)
     slots = [] if launcher else slots_for([job.config for job in found.jobs])
     with held(found.directory):
@@ -50,22 +65,18 @@ def run_search(multirun: Multirun) -> None:
         from eyas.sweep.search import Search, Values, check_comparable, corners, distributions
     except ImportError:
         raise EyasError('sweep.trials needs Optuna: pip install "eyas[search]"') from None
-    base = multirun.jobs[0]
+    base = only_job(multirun, "sweep.trials")
     config = base.config
-    if len(multirun.jobs) > 1:
-        raise EyasError(
-            f"sweep.trials={config.sweep.trials} and a grid of {len(multirun.jobs)} jobs: choose one of them"
-        )
     found = Sweep(config.name, Path(config.outputs) / config.name, [])
     if launcher_config(multirun, found):
         raise EyasError("a search runs in slots of this machine: leave hydra/launcher away, or list a grid")
     check_comparable(config)
     for values in corners(distributions(config.sweep.space)):
-        composed_with(base, values)
+        composed_with(base, as_overrides(values))
     slots = slots_for([config])
 
     def make_job(number: int, values: Values) -> Job:
-        it = composed_with(base, values)
+        it = composed_with(base, as_overrides(values))
         job = job_of((it.config, it.overrides), values, found.name, f"{found.name}/trial-{number:03d}", it.config_dirs)
         found.jobs.append(job)
         return job
@@ -81,9 +92,24 @@ def run_search(multirun: Multirun) -> None:
         conclude(found, record)
 
 
-def composed_with(base: Composed, values: dict[str, str]) -> Composed:
+def only_job(multirun: Multirun, key: str) -> Composed:
+    """What a search or changes begin with.
+
+    Raises:
+        EyasError: a grid is listed beside them.
+    """
+    if len(multirun.jobs) > 1:
+        raise EyasError(f"{key} and a grid of {len(multirun.jobs)} jobs: choose one of them")
+    return multirun.jobs[0]
+
+
+def as_overrides(values: dict[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+def composed_with(base: Composed, more: Sequence[str]) -> Composed:
     """What was composed, with more overrides."""
-    overrides = [*base.overrides, *(f"{key}={value}" for key, value in values.items())]
+    overrides = [*base.overrides, *more]
     return Composed(compose(overrides, base.config_dirs), overrides, base.config_dirs)
 
 

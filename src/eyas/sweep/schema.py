@@ -22,6 +22,8 @@ class SweepConfig:
 
     slots: int = MISSING
     """Jobs at a time, each with a share of this machine's GPUs and cores of its own."""
+    changes: dict[str, list[str]] = field(default=MISSING, metadata=OPEN)
+    """Each alone against the configuration without any, by a name for it: {adamw: [optimizer=adamw, optimizer.lr=1e-3]}."""
     trials: int | None = MISSING
     """With `space`: search by so many jobs (null: the grid on the command line or in `hydra.sweeper.params`)."""
     space: dict[str, str] = field(default=MISSING, metadata=OPEN)
@@ -39,4 +41,8 @@ class SweepConfig:
             raise EyasError(
                 f"sweep.trials={self.trials} with sweep.space={self.space}: a search needs both, a number of jobs and what "
                 "they may set"
+            )
+        if self.changes and self.trials is not None:
+            raise EyasError(
+                f"sweep.trials={self.trials} and sweep.changes ({', '.join(self.changes)}): choose one of them"
             )
