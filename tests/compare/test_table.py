@@ -48,6 +48,24 @@ def test_a_difference_within_noise_says_how_many_prompts_would_tell(write_run: W
     assert columns(table)[3].cells[1].endswith(" =")
 
 
+def test_many_varied_keys_become_one_column(write_run: WriteRun, tmp_path: Path) -> None:
+    """As after a sweep with `sweep.changes`: each row says what it has otherwise than most."""
+    changes = ("seed=1", "draft.num_layers=2", "draft.fc_norm=true draft.norm_before_fc=false", "training.loss=ce")
+    more = ("optimizer.lr=1e-3", "training.clip_norm=2", "training.unroll_steps=4")
+    for number, change in enumerate(("", *changes, *more)):
+        write_run(f"s/{number}", *change.split(), measured=counts(number, 0.4))
+    [table] = compared(tmp_path / "outputs" / "s").tables
+    run, changed, tau, *_ = columns(table)
+    assert (run.name, changed.name, tau.name) == ("run", "changed", "tau")
+    found = dict(zip(run.cells, changed.cells, strict=True))
+    assert found["0"] == "-"
+    assert found["3"] == "norm_before_fc=false, fc_norm=true"
+    assert found["5"] == "lr=0.001"
+    kept, left_out = fitting(columns(table), 60, table.keys)
+    assert "changed" in [column.name for column in kept]
+    assert "tau_sim" in left_out or "accepted" in left_out
+
+
 def test_the_same_draft_twice_and_too_few_prompts(write_run: WriteRun, tmp_path: Path) -> None:
     write_run("a", measured=counts(1, 0.4))
     write_run("b", measured=counts(1, 0.4))

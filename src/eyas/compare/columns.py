@@ -1,5 +1,6 @@
 """A ranked table as columns of text, for the terminal, Markdown and the page."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +10,9 @@ from eyas.compare.table import Row, Table
 from eyas.progress import duration
 
 NONE = "-"
+CHANGED = "changed"
+MOST_KEYS = 6
+"""With more varied keys than this, most cells of their columns would repeat each other: one column says what a row has changed."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ def columns(table: Table) -> list[Column]:
     rows = table.rows
     found = [
         Column("run", [row.entry.name for row in rows], [row.entry.name for row in rows], False),
-        *(_varied(key, [row.varied[index] for row in rows]) for index, key in enumerate(table.keys)),
+        *(_varied_columns(table) if len(table.keys) <= MOST_KEYS else [_changed(table)]),
         Column(table.measure, [f"{row.of.tau:.2f}" for row in rows], [row.of.tau for row in rows]),
     ]
     if any(row.interval for row in rows):
@@ -66,9 +70,30 @@ def shared(table: Table) -> str:
 
 
 def heading_of(column: Column, table: Table) -> str:
+    return unambiguous(column.name, table.keys)
+
+
+def unambiguous(name: str, keys: Sequence[str]) -> str:
     """A key's last part, where no other key has the same."""
-    last = column.name.rpartition(".")[2]
-    return last if sum(key.rpartition(".")[2] == last for key in table.keys) == 1 else column.name
+    last = name.rpartition(".")[2]
+    return last if sum(key.rpartition(".")[2] == last for key in keys) == 1 else name
+
+
+def _varied_columns(table: Table) -> list[Column]:
+    return [_varied(key, [row.varied[index] for row in table.rows]) for index, key in enumerate(table.keys)]
+
+
+def _changed(table: Table) -> Column:
+    """Of each row what it has otherwise than most others."""
+    usual = [Counter(row.varied[index] for row in table.rows).most_common(1)[0][0] for index in range(len(table.keys))]
+    names = [unambiguous(key, table.keys) for key in table.keys]
+    cells = [
+        ", ".join(
+            f"{name}={value}" for name, value, most in zip(names, row.varied, usual, strict=True) if value != most
+        )
+        for row in table.rows
+    ]
+    return Column(CHANGED, [cell or NONE for cell in cells], cells, False)
 
 
 def _column(
