@@ -25,3 +25,12 @@ def test_a_set_of_questions_without_answers(
         for text in ("One?", "Three?")
     ]
     assert [tokenizer.decode(ids) for ids in asked.prompts] == expected
+
+
+def test_the_questions_that_ship_with_the_project(tiny: Callable[..., Config], tiny_checkpoint: Checkpoint) -> None:
+    """All of them, though tiny rows are shorter than most."""
+    found = {it.name: it.prompts for it in prompt_sets(tiny("evaluation=vllm_kinds", "evaluation.num_prompts=10"))}
+    assert {name: len(prompts) for name, prompts in found.items()} == dict.fromkeys(
+        ("chat", "math", "code", "tasks"), 10
+    )
+    assert len({tuple(prompt) for prompts in found.values() for prompt in prompts}) == 40

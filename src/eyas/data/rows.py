@@ -1,5 +1,6 @@
 """An example -> the rows that are trained on: rendered or tokenised, cut to length; what is lost is counted."""
 
+import sys
 from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -23,9 +24,13 @@ MIN_SUPERVISED = 2
 class RowMaker:
     """Makes rows with the verifier's tokenizer; one for each process."""
 
-    def __init__(self, config: Config, render_ids: RenderIds | None = None) -> None:
-        """Args: render_ids: how the server renders, where it does (`verifier.chat.renderer`)."""
+    def __init__(self, config: Config, render_ids: RenderIds | None = None, *, whole: bool = False) -> None:
+        """Args:
+        render_ids: How the server renders, where it does (`verifier.chat.renderer`).
+        whole: Cut nothing: not for rows to train on.
+        """
         self.render_ids = render_ids
+        self.max_length = sys.maxsize if whole else config.data.max_length
         checkpoint = locate(config.verifier)
         self.data, self.chat_kwargs = config.data, config.verifier.chat.kwargs
         self.vocab_size = verifier_facts(config).vocab_size
@@ -48,7 +53,7 @@ class RowMaker:
                     f"{example.where}: token id {max(whole.input_ids)}, but the verifier's embedding has {self.vocab_size} rows: "
                     "tokenizer and verifier don't belong together"
                 )
-            row, inside_answer = truncate(whole, self.data.max_length)
+            row, inside_answer = truncate(whole, self.max_length)
             if sum(row.loss_mask) < MIN_SUPERVISED:
                 counts["unsupervised_rows"] += 1
                 continue
@@ -94,7 +99,7 @@ class RowMaker:
         """Every token is supervised but a BOS, which no verifier writes; a long text becomes several rows."""
         ids: list[int] = self.tokenizer(text, return_attention_mask=False, verbose=False)["input_ids"]
         mask = [position > 0 or token != self.tokenizer.bos_token_id for position, token in enumerate(ids)]
-        bounds = [*range(0, len(ids), self.data.max_length), len(ids)]
+        bounds = [*range(0, len(ids), self.max_length), len(ids)]
         return [Row(ids[start:end], mask[start:end]) for start, end in pairwise(bounds)]
 
 

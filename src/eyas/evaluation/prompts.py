@@ -53,8 +53,8 @@ def prompt_sets(config: Config) -> list[PromptSet]:
 
 
 def _prompts(config: Config, source: SourceConfig) -> Iterator[list[int]]:
-    """The first turn of each conversation."""
-    make, counts = RowMaker(config), Counter[str]()
+    """The first turn of each conversation, also where it is longer than a row that is trained on."""
+    make, counts = RowMaker(config, whole=True), Counter[str]()
     for example in read_conversations(source, counts, unanswered=True):
         for row in make(example, counts)[:1]:
             yield prompt_of(row.input_ids, row.loss_mask)
