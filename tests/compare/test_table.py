@@ -61,7 +61,7 @@ def test_many_varied_keys_become_one_column(write_run: WriteRun, tmp_path: Path)
     assert found["0"] == "-"
     assert found["3"] == "norm_before_fc=false, fc_norm=true"
     assert found["5"] == "lr=0.001"
-    kept, left_out = fitting(columns(table), 60, table.keys)
+    kept, left_out = fitting(columns(table), 60, table.keys, table.measure)
     assert "changed" in [column.name for column in kept]
     assert "tau_sim" in left_out or "accepted" in left_out
 
@@ -224,7 +224,7 @@ def test_files_have_the_numbers_in_full(write_run: WriteRun, tmp_path: Path) -> 
 
 def test_a_narrow_terminal_goes_without_what_can_be_missed(write_run: WriteRun, tmp_path: Path) -> None:
     write_run("a", measured=counts(1, 0.4))
-    kept, left_out = fitting(columns(compared(tmp_path / "outputs").tables[0]), 60, [])
+    kept, left_out = fitting(columns(compared(tmp_path / "outputs").tables[0]), 60, [], "tau")
     assert [column.name for column in kept][:3] == ["run", "tau", "95 % CI"]
     assert "parameters" in left_out
 

@@ -84,15 +84,15 @@ def _varied_columns(table: Table) -> list[Column]:
 
 
 def _changed(table: Table) -> Column:
-    """Of each row what it has otherwise than most others."""
+    """Of each row what it has otherwise than most others; what it doesn't know at all goes without saying."""
     usual = [Counter(row.varied[index] for row in table.rows).most_common(1)[0][0] for index in range(len(table.keys))]
-    names = [unambiguous(key, table.keys) for key in table.keys]
-    cells = [
-        ", ".join(
-            f"{name}={value}" for name, value, most in zip(names, row.varied, usual, strict=True) if value != most
-        )
-        for row in table.rows
-    ]
+
+    def said(row: Row) -> str:
+        differs = zip(table.keys, row.varied, usual, strict=True)
+        found = [(key, value) for key, value, most in differs if value != most and key in row.entry.config]
+        return ", ".join(f"{unambiguous(key.removesuffix('._target_'), table.keys)}={value}" for key, value in found)
+
+    cells = [said(row) for row in table.rows]
     return Column(CHANGED, [cell or NONE for cell in cells], cells, False)
 
 

@@ -35,7 +35,7 @@ def print_comparison(comparison: Comparison) -> None:
         console.print(heading(table), style="bold", markup=False, highlight=False)
         rich = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
         rich.add_column("#", justify="right")
-        found, left_out = fitting(columns(table), console.width, table.keys)
+        found, left_out = fitting(columns(table), console.width, table.keys, table.measure)
         for column in found:
             rich.add_column(heading_of(column, table), justify="right" if column.is_number else "left", overflow="fold")
         for index, row in enumerate(table.rows):
@@ -61,10 +61,10 @@ def print_comparison(comparison: Comparison) -> None:
             )
 
 
-def fitting(found: Sequence[Column], width: int, keys: Sequence[str]) -> tuple[list[Column], list[str]]:
+def fitting(found: Sequence[Column], width: int, keys: Sequence[str], measure: str) -> tuple[list[Column], list[str]]:
     """The columns that fit beside each other, and the names of those that can be missed and don't."""
     kept, left_out = list(found), []
-    for name in [*EXPENDABLE, *reversed(keys)]:
+    for name in [*(it for it in EXPENDABLE if it != measure), *reversed(keys)]:
         if sum(max(map(len, [it.name.rpartition(".")[2], *it.cells])) + 3 for it in kept) + 4 <= width:
             break
         left_out += [it.name for it in kept if it.name.startswith(name)]
