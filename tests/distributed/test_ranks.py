@@ -47,12 +47,12 @@ def test_ranks_that_would_train_different_drafts_are_refused(outputs: Path, tmp_
         run.config_file.write_text(text.replace("\nseed: 0\n", f"\nseed: {rank}\n"))
         rank_variables = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         ranks.append(start("eyas.training", run.directory, {**variables, **rank_variables}, stderr=subprocess.PIPE))
-    for rank in ranks:
-        _, said = rank.communicate(timeout=120)
-        assert rank.returncode == EXPLAINED
-        assert said.decode().startswith(
-            "eyas: error: rank 1 has another configuration and another draft than rank 0; all machines must"
-        )
+    ended = [(rank.communicate(timeout=120)[1].decode(), rank.returncode) for rank in ranks]
+    explained = (
+        "eyas: error: rank 1 has another configuration and another draft than rank 0; all machines must see the same "
+        "files and have the same versions installed\n"
+    )
+    assert ended == [(explained, EXPLAINED)] * 2
 
 
 def test_a_rank_that_hangs_ends_the_run_within_the_time_out(outputs: Path, tmp_path: Path) -> None:

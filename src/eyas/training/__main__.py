@@ -1,7 +1,11 @@
 """`python -m eyas.training RUN_DIR`: one rank of a training (`training/launch.py`); the first one exports as well."""
 
+import atexit
+import os
 import sys
+import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from torch import OutOfMemoryError
 from torch.distributed import DistError
@@ -38,5 +42,20 @@ def is_loss(error: RuntimeError) -> bool:
     return isinstance(error, DistError) or "/gloo/" in str(error)  # gloo says no more than where in its source it was
 
 
+def end(code: int) -> NoReturn:
+    """Leave without the interpreter's own end: a thread of gloo that lets go of a tensor only then aborts the process."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    child_main(main)
+    try:
+        child_main(main)
+    except SystemExit as leaving:
+        assert isinstance(leaving.code, int)
+        end(leaving.code)
+    except BaseException:
+        traceback.print_exc()
+        end(1)
