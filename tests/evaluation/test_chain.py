@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from eyas.capture.modules import find_modules
@@ -15,6 +16,7 @@ from eyas.evaluation.chain import (
     Drafter,
     decode_plain,
     decode_speculatively,
+    leading,
     right_at_every_start,
 )
 from eyas.evaluation.starts import walk
@@ -91,35 +93,58 @@ def test_a_stop_token_ends_both_at_the_same_place(verifier: CachedVerifier, tiny
     assert plain.tokens[-1] == stop
 
 
-class Watched(Oracle):
-    """What the draft itself would have proposed is kept, by how far it had read."""
+def taught(draft: Draft, verifier: CachedVerifier, tokens: list[int]) -> Draft:
+    """The draft, after it has seen this text so often that it is right here and there."""
+    verifier.restart()
+    _, hidden = verifier.read(tokens[:-2])
+    positions = torch.arange(len(tokens) - 2)
+    seen = (positions[:, None] >= positions)[None, None]
+    targets = (torch.tensor(tokens[2:])[:, None] == draft.draft_ids_D).float()
+    optimizer = torch.optim.Adam(draft.parameters(), lr=3e-3)
+    for _ in range(12):
+        _, normed = draft.decode(torch.tensor(tokens[1:-1]), draft.fuse(hidden), positions, seen, DynamicCache())
+        (-(targets * draft.head(normed).log_softmax(-1)).sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return draft
 
-    proposed: dict[int, list[int]]
 
-    def propose(self, k: int) -> list[int]:
-        self.proposed[self.num_read] = Drafter.propose(self, k)
-        return super().propose(k)
+def right_one_after_the_other(drafter: Drafter, hidden: Tensor, tokens: list[int], starts: range, k: int) -> list[int]:
+    """The draft, asked at each start as a chain asks it."""
+    drafter.restart()
+    right = []
+    with torch.no_grad():
+        for start in starts:
+            done = drafter.num_read
+            drafter.read(tokens[done + 1 : start], hidden[done : start - 1])
+            right.append(leading(drafter.propose(k), tokens[start : start + k]))
+    return right
 
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=len)
 @pytest.mark.parametrize("k", [1, 3, 5])
 @pytest.mark.parametrize("stops", [False, True], ids=["at most so many", "until a stop token"])
+@pytest.mark.parametrize("window", ["null", 16])
 def test_chains_accept_what_is_right_at_their_starts(
-    verifier: CachedVerifier, tiny_checkpoint: Checkpoint, prompt: list[int], k: int, stops: bool
+    verifier: CachedVerifier, tiny_checkpoint: Checkpoint, prompt: list[int], k: int, stops: bool, window: str | int
 ) -> None:
-    drafter = Watched(draft(tiny_checkpoint))
-    drafter.answer, drafter.prompt_length = decode_plain(verifier, prompt, 60, []).tokens, len(prompt)
-    stop_ids = drafter.answer[13:14] if stops else []
+    longer = [*prompt, *decode_plain(verifier, prompt, 60, []).tokens]
+    drafter = Drafter(taught(draft(tiny_checkpoint, f"draft.sliding_window={window}"), verifier, longer))
+    stop_ids = longer[len(prompt) + 13 :][:1] if stops else []
     plain = decode_plain(verifier, prompt, 41, stop_ids)
-
-    drafter.proposed = in_chains = {}
+    right = right_at_every_start(verifier, drafter.draft, prompt, plain, k)
+    verifier.restart()
+    _, hidden = verifier.read(longer)
+    starts = range(len(prompt) + 1, len(prompt) + len(plain.tokens))
+    assert right == right_one_after_the_other(drafter, hidden, longer, starts, k)
+    assert len({*right}) > 1, "wrong everywhere or right everywhere shows nothing"
     speculative = decode_speculatively(verifier, drafter, prompt, k, 41, stop_ids)
-    drafter.proposed = everywhere = {}
-    right = right_at_every_start(verifier, drafter, prompt, plain.tokens, k)
-
-    assert [*everywhere] == [len(prompt) + i for i in range(len(plain.tokens) - 1)]
     assert walk(right) == speculative.accepted
-    assert {read: everywhere[read] for read in in_chains} == in_chains
+
+
+def test_an_answer_of_one_token_has_no_start(verifier: CachedVerifier, tiny_checkpoint: Checkpoint) -> None:
+    plain = decode_plain(verifier, PROMPTS[0], 1, [])
+    assert right_at_every_start(verifier, draft(tiny_checkpoint), PROMPTS[0], plain, K) == []
 
 
 @pytest.mark.parametrize("window", [None, 16])

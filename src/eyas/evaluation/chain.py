@@ -95,6 +95,8 @@ class Decoded:
     """Each drafted token up to the first wrong one of its forward."""
     gaps: list[float] = field(default_factory=list)
     """For each token: how far the verifier's best logit was above its second best."""
+    hidden: list[Tensor] = field(default_factory=list)
+    """Captured states of each forward [N, L, H]: of every token but the last."""
 
 
 @torch.inference_mode()
@@ -104,7 +106,8 @@ def decode_plain(verifier: CachedVerifier, prompt: Sequence[int], max_tokens: in
     decoded = Decoded()
     tokens = prompt
     while True:
-        logits_NV, _ = verifier.read(tokens)
+        logits_NV, hidden_NLH = verifier.read(tokens)
+        decoded.hidden.append(hidden_NLH)
         best = logits_NV[-1].float().topk(2)
         decoded.gaps.append(float(best.values[0] - best.values[1]))
         decoded.tokens.append(int(best.indices[0]))
@@ -141,7 +144,7 @@ def decode_speculatively(
 
 @torch.inference_mode()
 def right_at_every_start(
-    verifier: CachedVerifier, drafter: Drafter, prompt: Sequence[int], answer: Sequence[int], k: int
+    verifier: CachedVerifier, draft: Draft, prompt: Sequence[int], plain: Decoded, k: int
 ) -> list[int]:
     """How many of k drafted tokens are right at each place in a greedy answer where a chain could start, in order.
 
@@ -149,23 +152,38 @@ def right_at_every_start(
     past the end of the answer they are what the verifier says next, after a stop token too, since `decode_speculatively`
     counts them so. So no start is left out, and none has fewer tokens to be right about: the mean has no bias from the end.
 
+    All starts at once, in one pass per drafted token: up to the first wrong one, what a chain has drafted is the answer.
+
     Args:
-        answer: What `decode_plain` wrote after the prompt.
+        plain: What `decode_plain` has just written after the prompt: `verifier` goes on from there.
     """
-    verifier.restart()
-    drafter.restart()
-    logits_NV, hidden_NLH = verifier.read([*prompt, *answer])
-    tokens = [*prompt, *answer, int(logits_NV[-1].argmax())]
-    end = len(prompt) + len(answer)
-    while len(tokens) < end - 1 + k:
+    tokens = [*prompt, *plain.tokens]
+    assert verifier.num_read == len(tokens) - 1, "the verifier has read something else since"
+    num_starts, num_positions = len(plain.tokens) - 1, len(tokens) - 2
+    if not num_starts:
+        return []
+    for _ in range(k - 1):
         logits_NV, _ = verifier.read(tokens[-1:])
         tokens.append(int(logits_NV[-1].argmax()))
-    right = []
-    for start in range(len(prompt) + 1, end):
-        done = drafter.num_read
-        drafter.read(tokens[done + 1 : start], hidden_NLH[done : start - 1])
-        right.append(leading(drafter.propose(k), tokens[start : start + k]))
-    return right
+    token_T = torch.tensor(tokens, device=draft.draft_ids_D.device)
+    position_N = torch.arange(num_positions, device=token_T.device)
+    hidden_NH = draft.fuse(torch.cat(plain.hidden)[:num_positions])
+    cache, right_N = DynamicCache(), torch.ones(num_starts, dtype=torch.bool, device=token_T.device)
+    counts_N = torch.zeros(num_starts, dtype=torch.long, device=token_T.device)
+    for step in range(k):
+        back = position_N[:, None] - torch.arange(num_positions, device=token_T.device)
+        history = (back >= 0) & (back + step < (draft.window or num_positions + k))
+        own = [torch.eye(num_starts, dtype=torch.bool, device=token_T.device)] * step
+        visible = torch.cat([history, *own], dim=1)[None, None]
+        hidden_NH, normed_NH = draft.decode(
+            token_T[position_N + 1 + step], hidden_NH, position_N + step, visible, cache
+        )
+        position_N, hidden_NH = position_N[-num_starts:], hidden_NH[-num_starts:]
+        drafted_N = draft.draft_ids_D[draft.head(normed_NH[-num_starts:]).argmax(-1)]
+        right_N &= drafted_N == token_T[position_N + 2 + step]
+        counts_N += right_N
+    counts: list[int] = counts_N.tolist()
+    return counts
 
 
 def leading(proposal: Sequence[int], said: Sequence[int]) -> int:

@@ -69,11 +69,12 @@ def evaluate(config: Config, run: Run) -> None:
     for prompt in asked.prompts:
         started = time.perf_counter()
         plain = decode_plain(verifier, prompt, config.evaluation.max_tokens, stop_ids)
-        between = time.perf_counter()
+        seconds["plain"] += time.perf_counter() - started
+        right = right_at_every_start(verifier, draft, prompt, plain, k)
+        plain.hidden.clear()  # megabytes of each prompt
+        started = time.perf_counter()
         speculative = decode_speculatively(verifier, drafter, prompt, k, config.evaluation.max_tokens, stop_ids)
-        seconds["plain"] += between - started
-        seconds["speculative"] += time.perf_counter() - between
-        right = right_at_every_start(verifier, drafter, prompt, plain.tokens, k)
+        seconds["speculative"] += time.perf_counter() - started
         comparisons.append(Comparison(plain, speculative, right))
         progress.advance(1)
     provenance = json.loads((run.draft / PROVENANCE_FILE).read_text())

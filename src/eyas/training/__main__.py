@@ -54,8 +54,7 @@ if __name__ == "__main__":
     try:
         child_main(main)
     except SystemExit as leaving:
-        assert isinstance(leaving.code, int)
-        end(leaving.code)
+        end(int(leaving.code or 0))
     except BaseException:
         traceback.print_exc()
         end(1)
