@@ -1,4 +1,4 @@
-"""One process, two and eight: the same losses, gradients and weights, also where a run goes on with another number of them."""
+"""One process, two and eight: the same losses, noise, gradients and weights, also where a run goes on with another number of them."""
 
 import shutil
 import signal
@@ -19,7 +19,7 @@ OPTIONS = (
     *ORDINARY,
     *("training.rows_per_step=8", "training.row_length=128", "training.max_steps=70", "evaluation=none"),
     *("training.log_every_n_steps=1", "training.validate_every_n_steps=10", "training.checkpoint_every_n_steps=10"),
-    "training.keep_last=9",
+    *("training.keep_last=9", "training.state_noise=0.05"),
 )
 
 

@@ -89,3 +89,20 @@ def test_compiled_parts_compute_the_same(tiny: Callable[..., Config]) -> None:
         results.append([cast(DTensor, parameter.grad).full_tensor() for parameter in module.draft.parameters()])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_noise_is_of_the_training_alone(tiny: Callable[..., Config]) -> None:
+    training = tiny().training
+    teacher = rms_teacher(torch.ones(32), torch.randn(96, 32) * 0.3, 1e-5)
+    module = sharded(new_draft(), teacher, training)
+    row = packed(Documents.random((20, 3)), training.unroll_steps)
+
+    def loss(share: float, trains: bool) -> float:
+        training.state_noise = share
+        module.train(trains)
+        return float(module.unroll(row).loss)
+
+    clean = loss(0.0, trains=True)
+    assert loss(0.2, trains=False) == loss(0.0, trains=False) == clean
+    assert loss(0.2, trains=True) == loss(0.2, trains=True) != clean

@@ -26,6 +26,7 @@ from eyas.draft.unroll import Unrolled
 from eyas.errors import EyasError
 from eyas.training.behind import OneBehind
 from eyas.training.metrics import FIELDS, acceptance, stacked
+from eyas.training.noise import noisy
 from eyas.training.schema import TrainingConfig
 from eyas.training.third_party import Builder
 from eyas.verifier.teacher import DraftTeacher
@@ -116,6 +117,9 @@ class DraftTraining(lightning.LightningModule):
     def unroll(self, row: PackedRow) -> Unrolled:
         """The draft's unroll over one packed row, against the teacher."""
         row = row.to(self.device)
+        states_TLH = row.states_TLH[:, :-1].to(self.compute_dtype)
+        if self.training and (share := self.training_config.state_noise):
+            states_TLH = noisy(states_TLH, share, torch.initial_seed() + (self.global_step << 32) + row.number)
         last_JH = row.states_TLH[row.unroll.targets_J, -1]
         token_J = row.token_J
         if token_J is None:
@@ -123,7 +127,7 @@ class DraftTraining(lightning.LightningModule):
             self.found_tokens.append((row.number, token_J))
         unrolled: Unrolled = self.draft(
             input_ids_T=row.input_ids_T,
-            hidden_TLH=row.states_TLH[:, :-1].to(self.compute_dtype),
+            hidden_TLH=states_TLH,
             position_ids_T=row.position_ids_T,
             plan=row.unroll,
             targets=lambda chosen: self.teacher.targets(last_JH[chosen], token_J[chosen]),

@@ -35,6 +35,8 @@ class TrainingConfig:
     step_weight_decay: float = MISSING
     """Unroll step k weighs step_weight_decay ** k in the loss."""
     loss: Loss = MISSING
+    state_noise: float = MISSING
+    """Noise on the captured states in training, as a share of their own size; 0: none."""
     row_length: int = MISSING
     """Tokens of a packed row."""
     rows_per_step: int = MISSING
@@ -67,6 +69,7 @@ class TrainingConfig:
         at_least("training.keep_last", self.keep_last, 1)
         at_least("training.keep_best", self.keep_best, 0)
         at_least("training.patience", self.patience or 1, 1)
+        at_least("training.state_noise", self.state_noise, 0)
         if self.clip_norm <= 0 or (self.epochs or 1) <= 0 or (self.max_steps is not None and self.max_steps < 1):
             raise EyasError(
                 f"training.clip_norm={self.clip_norm}, training.epochs={self.epochs}, training.max_steps={self.max_steps}: "
