@@ -101,7 +101,7 @@ def test_noise_is_of_the_training_alone(tiny: Callable[..., Config]) -> None:
     def loss(share: float, trains: bool) -> float:
         training.state_noise = share
         module.train(trains)
-        return float(module.unroll(row).loss)
+        return module.unroll(row).loss.item()
 
     clean = loss(0.0, trains=True)
     assert loss(0.2, trains=False) == loss(0.0, trains=False) == clean
