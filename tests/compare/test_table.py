@@ -11,6 +11,7 @@ from compare_runs import WriteRun, counts
 from conftest import run
 from eyas.compare.columns import columns
 from eyas.compare.outputs import as_csv, as_json, as_markdown, fitting
+from eyas.compare.page import charted_keys
 from eyas.compare.read import read_entries
 from eyas.compare.table import Comparison, compare_entries
 from eyas.compare.varied import varied_keys
@@ -51,7 +52,7 @@ def test_a_difference_within_noise_says_how_many_prompts_would_tell(write_run: W
 def test_many_varied_keys_become_one_column(write_run: WriteRun, tmp_path: Path) -> None:
     """As after a sweep with `sweep.changes`: each row says what it has otherwise than most."""
     changes = ("seed=1", "draft.num_layers=2", "draft.fc_norm=true draft.norm_before_fc=false", "training.loss=ce")
-    more = ("optimizer.lr=1e-3", "training.clip_norm=2", "training.unroll_steps=4")
+    more = ("optimizer.lr=1e-3", "training.clip_norm=2", "training.unroll_steps=4", "draft.vocab_size=null")
     for number, change in enumerate(("", *changes, *more)):
         write_run(f"s/{number}", *change.split(), measured=counts(number, 0.4))
     [table] = compared(tmp_path / "outputs" / "s").tables
@@ -61,6 +62,8 @@ def test_many_varied_keys_become_one_column(write_run: WriteRun, tmp_path: Path)
     assert found["0"] == "-"
     assert found["3"] == "norm_before_fc=false, fc_norm=true"
     assert found["5"] == "lr=0.001"
+    assert found["8"] == "vocab_size=null"
+    assert not charted_keys(table), "one run beside eight others is no curve"
     kept, left_out = fitting(columns(table), 60, table.keys, table.measure)
     assert "changed" in [column.name for column in kept]
     assert "tau_sim" in left_out or "accepted" in left_out

@@ -90,7 +90,8 @@ def _changed(table: Table) -> Column:
     def said(row: Row) -> str:
         differs = zip(table.keys, row.varied, usual, strict=True)
         found = [(key, value) for key, value, most in differs if value != most and key in row.entry.config]
-        return ", ".join(f"{unambiguous(key.removesuffix('._target_'), table.keys)}={value}" for key, value in found)
+        named = [(unambiguous(key.removesuffix("._target_"), table.keys), value) for key, value in found]
+        return ", ".join(f"{name}={'null' if value == NONE else value}" for name, value in named)
 
     cells = [said(row) for row in table.rows]
     return Column(CHANGED, [cell or NONE for cell in cells], cells, False)

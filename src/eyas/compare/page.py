@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eyas.compare.columns import NONE, columns, heading_of, shared
+from eyas.compare.columns import MOST_KEYS, NONE, columns, heading_of, shared
 from eyas.compare.entry import Entry
 from eyas.compare.outputs import notes, overrides
 from eyas.compare.table import Comparison, Row, Table
@@ -114,7 +114,7 @@ def section(table: Table, number_of: Mapping[str, int], links: Mapping[str, str]
         "extent": (f"{low:.2f}", f"{high:.2f}"),
         "shared": shared(table),
         "rows": rows,
-        "has_charts": bool(table.keys) or len(table.rows[0].of.acceptance) > 1,
+        "has_charts": bool(charted_keys(table)) or len(table.rows[0].of.acceptance) > 1,
     }
 
 
@@ -171,7 +171,12 @@ def chart_data(table: Table, number_of: Mapping[str, int]) -> dict[str, Any]:
         }
         for row in table.rows
     ]
-    return {"measure": table.measure, "keys": list(table.keys), "rows": rows}
+    return {"measure": table.measure, "keys": list(charted_keys(table)), "rows": rows}
+
+
+def charted_keys(table: Table) -> Sequence[str]:
+    """What tau is drawn against; of single changes nothing: each chart would show one run beside all others."""
+    return table.keys if len(table.keys) <= MOST_KEYS else ()
 
 
 def configurations(entries: Sequence[Entry]) -> dict[str, Any]:
