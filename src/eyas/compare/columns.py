@@ -30,7 +30,7 @@ def columns(table: Table) -> list[Column]:
     rows = table.rows
     found = [
         Column("run", [row.entry.name for row in rows], [row.entry.name for row in rows], False),
-        *(_varied_columns(table) if len(table.keys) <= MOST_KEYS else [_changed(table)]),
+        *([_changed(table)] if varies_much(table) else _varied_columns(table)),
         Column(table.measure, [f"{row.of.tau:.2f}" for row in rows], [row.of.tau for row in rows]),
     ]
     if any(row.interval for row in rows):
@@ -77,6 +77,11 @@ def unambiguous(name: str, keys: Sequence[str]) -> str:
     """A key's last part, where no other key has the same."""
     last = name.rpartition(".")[2]
     return last if sum(key.rpartition(".")[2] == last for key in keys) == 1 else name
+
+
+def varies_much(table: Table) -> bool:
+    """Whether one column says what a row has changed, as after `sweep.changes`."""
+    return len(table.keys) > MOST_KEYS
 
 
 def _varied_columns(table: Table) -> list[Column]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eyas.compare.columns import MOST_KEYS, NONE, columns, heading_of, shared
+from eyas.compare.columns import NONE, columns, heading_of, shared, varies_much
 from eyas.compare.entry import Entry
 from eyas.compare.outputs import notes, overrides
 from eyas.compare.table import Comparison, Row, Table
@@ -176,7 +176,7 @@ def chart_data(table: Table, number_of: Mapping[str, int]) -> dict[str, Any]:
 
 def charted_keys(table: Table) -> Sequence[str]:
     """What tau is drawn against; of single changes nothing: each chart would show one run beside all others."""
-    return table.keys if len(table.keys) <= MOST_KEYS else ()
+    return () if varies_much(table) else table.keys
 
 
 def configurations(entries: Sequence[Entry]) -> dict[str, Any]:
