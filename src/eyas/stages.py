@@ -57,6 +57,7 @@ def responses_artifact(config: Config) -> Artifact:
         "chat": to_dict(config.verifier.chat),
         "stop_token_ids": config.verifier.stop_token_ids,
         "generation": to_dict(config.generation),
+        **({"kept": True} if config.data.responses is Responses.add else {}),
     }
     return Artifact(store=store(config), stage="responses", fields=fields)
 
@@ -83,8 +84,13 @@ def probe_file(config: Config) -> Path:
 def regenerates(config: Config) -> bool:
     """Whether the verifier answers anew (`data.responses`)."""
     if config.data.responses is not Responses.auto:
-        return config.data.responses is Responses.regenerate
+        return config.data.responses is not Responses.keep
     return not all(_is_own(source, config) for source in config.data.sources.values())
+
+
+def may_be_unanswered(config: Config) -> bool:
+    """Whether rows may be questions alone, as no answer of theirs is learnt."""
+    return regenerates(config) and config.data.responses is not Responses.add
 
 
 def _is_own(source: SourceConfig, config: Config) -> bool:

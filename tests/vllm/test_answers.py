@@ -1,6 +1,7 @@
 """A running server renders conversations and answers them anew, for stages that are given nothing but its address."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ import pytest
 
 from eyas.cli.compose import compose
 from eyas.config import Config
+from eyas.data.mixture import deal
 from eyas.data.prepare import prepare
 from eyas.data.responses import generate
-from eyas.data.shapes import ANSWER_TO_COME
+from eyas.data.shapes import ANSWER_TO_COME, Conversation
 from eyas.data.tokens import Tokens
 from eyas.errors import EyasError
 from eyas.serving.client import Request, send
-from eyas.stages import canary_file, regenerates, responses_artifact, tokens_artifact
+from eyas.stages import answered_data, canary_file, regenerates, responses_artifact, tokens_artifact
 from served import Served
 
 MAX_TOKENS = 12
@@ -115,6 +117,18 @@ def test_several_samples_differ_and_are_the_same_again(configured: Callable[...,
         found.append([json.loads(line)["messages"][-1]["content"] for line in text.splitlines()])
     assert found[0] == found[1]
     assert len({*found[0]}) == 3
+
+
+def test_new_answers_are_added_to_those_that_are_there(configured: Callable[..., Config], tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "data.jsonl", [user("One?"), answer("1")], [user("Two?"), answer("2")])
+    config = configured(f"data.path={file}", "generation.max_tokens=12", "data.responses=add", "data.held_out=1")
+    generate(config)
+    talks = [it.example for it in deal(answered_data(config), Counter())]
+    messages = [talk.messages for talk in talks if isinstance(talk, Conversation)]
+    asked, said = zip(*([it["content"] for it in talk] for talk in messages), strict=True)
+    assert asked == ("One?", "Two?", "Two?")  # the first is held out, once
+    assert said[:2] == ("1", "2")
+    assert said[2] != "2"
 
 
 def test_questions_alone_are_answered(configured: Callable[..., Config], tmp_path: Path) -> None:

@@ -49,7 +49,8 @@ def split_identity(data: DataConfig) -> dict[str, Any]:
 def deal(data: DataConfig, counts: Counter[str], *, unanswered: bool = False) -> Iterator[Dealt]:
     """The examples of all sources, without those that are not to be used.
 
-    An example whose opening (what is asked before the first answer) is that of a held-out one is never trained on.
+    An example whose opening (what is asked before the first answer) is that of a held-out one is left out: it is never
+    trained on, and nothing is measured twice, however many answers a question has.
 
     `counts` gets what `mixed` counts, and `conversations` (yielded), `duplicate_rows`, `like_held_out` and
     `held_out_beyond_cap`.
@@ -59,21 +60,18 @@ def deal(data: DataConfig, counts: Counter[str], *, unanswered: bool = False) ->
     """
     held_out_openings: set[bytes] = set()
     by_share = data.held_out < 1
-    num_held_out = 0
     examples = mixed(data, counts, unanswered=unanswered)
-    for position, (name, example) in enumerate(_unique(examples, counts) if data.deduplicate else examples):
-        opening = _digest(_opening(example))
-        is_held_out = _fraction(opening) < data.held_out if by_share else position < data.held_out
+    for name, example in _unique(examples, counts) if data.deduplicate else examples:
+        opening, num_held_out = _digest(_opening(example)), len(held_out_openings)
+        if opening in held_out_openings:
+            counts["like_held_out"] += 1
+            continue
+        is_held_out = _fraction(opening) < data.held_out if by_share else num_held_out < data.held_out
         if is_held_out and by_share and num_held_out == data.max_held_out:
             counts["held_out_beyond_cap"] += 1
             continue
-        if not is_held_out and opening in held_out_openings:
-            counts["like_held_out"] += 1
-            continue
         if is_held_out:
-            num_held_out += 1
-            if not by_share:  # else the same opening is always on the same side
-                held_out_openings.add(opening)
+            held_out_openings.add(opening)
         counts["conversations"] += 1
         yield Dealt(example, name, is_held_out)
 

@@ -1,8 +1,8 @@
 """Questions -> the verifier's own answers: the responses stage.
 
 Run as `python -m eyas.data.responses CONFIG`. A draft learns what *this* verifier says, so answers by others are replaced:
-turn by turn, each with the new answers before it. A shard is a fixed part of the conversations, written whole, so that a
-killed stage goes on after its last one.
+turn by turn, each with the new answers before it; or, where those that are there are its own, new ones added to them. A shard
+is a fixed part of the conversations, written whole, so that a killed stage goes on after its last one.
 """
 
 import json
@@ -17,14 +17,14 @@ from eyas.artifact import building, complete, write_file
 from eyas.config import Config, load_config
 from eyas.data.conversations import Conversation
 from eyas.data.mixture import mixed
-from eyas.data.schema import GenerationConfig
+from eyas.data.schema import GenerationConfig, Responses
 from eyas.errors import EyasError
 from eyas.process import child_main
 from eyas.progress import Progress
 from eyas.serving.canary import check
 from eyas.serving.client import Request, send
 from eyas.serving.server import Server, serving
-from eyas.stages import canary_file, responses_artifact
+from eyas.stages import canary_file, may_be_unanswered, responses_artifact
 from eyas.verifier.locate import locate
 
 CONVERSATIONS_PER_SHARD = 4096
@@ -41,6 +41,11 @@ class Talk:
     messages: list[dict[str, Any]] = field(default_factory=list)
     finish: str = ""
     num_answers: int = 0
+
+    @classmethod
+    def kept(cls, original: Conversation) -> "Talk":
+        """With the answers that are there."""
+        return cls(original, 0, original.messages, "length" if original.cut else "")
 
     def ask(self) -> bool:
         """Take over the turns before the next answer; false where nothing more is to be answered."""
@@ -88,26 +93,34 @@ def generate(config: Config) -> None:
             check(server, canary_file(config))
             progress = Progress("generate", None, "answers")
             for number, part in enumerate(_parts(config, counts)):
+                if config.data.responses is Responses.add:
+                    write_file(partial / f"kept-{number:05d}.jsonl", "".join(Talk.kept(it).row() for it in part))
                 file = partial / f"responses-{number:05d}.jsonl"
                 if not file.exists():
-                    write_file(file, "".join(talk.row() for talk in _answered(server, config, part, progress)))
+                    talks = _sampled(part, number, config.generation.samples)
+                    write_file(file, "".join(talk.row() for talk in _answered(server, config, talks, progress)))
         finishes = Counter("length" if json.loads(line).get("finish") else "stop" for line in _lines(partial))
         complete(artifact, partial, {**counts, "answered": finishes.total(), "cut_answers": finishes["length"]})
 
 
-def _parts(config: Config, counts: Counter[str]) -> Iterator[list[Talk]]:
-    """The conversations, each as often as it is sampled, in shards."""
-    examples = (example for _, example in mixed(config.data, counts, unanswered=True))
-    number = 0
-    while part := list(islice(examples, CONVERSATIONS_PER_SHARD)):
-        talks = []
-        for example in part:
+def _parts(config: Config, counts: Counter[str]) -> Iterator[list[Conversation]]:
+    """The conversations, in shards."""
+
+    def conversations() -> Iterator[Conversation]:
+        for _, example in mixed(config.data, counts, unanswered=may_be_unanswered(config)):
             if not isinstance(example, Conversation):
                 raise EyasError(f"{example.where}: nothing to answer, expected a conversation: set data.responses=keep")
-            for _ in range(config.generation.samples):
-                talks.append(Talk(example, number))
-                number += 1
-        yield talks
+            yield example
+
+    rest = conversations()
+    while part := list(islice(rest, CONVERSATIONS_PER_SHARD)):
+        yield part
+
+
+def _sampled(part: list[Conversation], number: int, samples: int) -> list[Talk]:
+    """The conversations of shard `number`, each as often as it is sampled."""
+    first = number * CONVERSATIONS_PER_SHARD * samples
+    return [Talk(part[index // samples], first + index) for index in range(len(part) * samples)]
 
 
 def _answered(server: Server, config: Config, talks: list[Talk], progress: Progress) -> list[Talk]:

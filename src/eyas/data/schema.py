@@ -11,11 +11,12 @@ from eyas.fields import OPEN, at_least
 
 
 class Responses(Enum):
-    """Whose answers are learnt: those that are there (keep), the verifier's own made anew (regenerate), or anew where those
-    that are there are not known to be the verifier's own (auto)."""
+    """Whose answers are learnt: those that are there (keep), the verifier's own made anew (regenerate), both (add), or anew
+    where those that are there are not known to be the verifier's own (auto)."""
 
     keep = "keep"
     regenerate = "regenerate"
+    add = "add"
     auto = "auto"
 
 
@@ -82,7 +83,8 @@ class DataConfig(SourceConfig):
     set_aside: int = MISSING
     """The first so many conversations are used for nothing: a test for later, when everything is chosen."""
     held_out: float = MISSING
-    """Never trained on, they validate and evaluate: such a share of the conversations (below 1), or the first so many."""
+    """Never trained on, they validate and evaluate: such a share of the questions (below 1), or the first so many; of each
+    its first answer."""
     max_held_out: int = MISSING
     """At most so many of that share are kept; a share of a large data set is more than validation needs."""
     max_length: int = MISSING

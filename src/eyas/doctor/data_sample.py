@@ -17,7 +17,7 @@ from eyas.data.schema import DataConfig
 from eyas.data.sources import Files, find_source
 from eyas.data.spans import RefusedError
 from eyas.errors import EyasError
-from eyas.stages import answered_data, regenerates, responses_artifact
+from eyas.stages import answered_data, may_be_unanswered, regenerates, responses_artifact
 from eyas.verifier.schema import Renderer
 
 NUM_CONVERSATIONS = 64
@@ -82,7 +82,8 @@ def take_sample(config: Config, make: RowMaker) -> Sample:
             to_be_answered = not responses_artifact(config).exists()
             it.data = config.data if to_be_answered else answered_data(config)
         with redirect_stdout(printed):  # it says where the first bad row stands; the tokens stage will print it all
-            for dealt in islice(deal(_readable(it.data), it.counts, unanswered=to_be_answered), NUM_CONVERSATIONS):
+            examples = deal(_readable(it.data), it.counts, unanswered=to_be_answered and may_be_unanswered(config))
+            for dealt in islice(examples, NUM_CONVERSATIONS):
                 it.dealt.append(dealt)
                 size += len(str(dealt.example))
                 if size > MAX_CHARACTERS:
