@@ -541,6 +541,12 @@ def test_answers_that_will_be_made_anew_are_not_looked_at(
     assert "of 3 answers all the text is supervised" in rows["p20_mask"].found
 
 
+def test_answers_that_others_will_be_added_to_are_looked_at(examined: Callable[..., dict[str, Finding]]) -> None:
+    rows = examined(TALKS, {"responses": Responses.add})
+    assert rows["p28_rows"].found == f"{len(TALKS)} rows read, none bad"
+    assert rows["p20_mask"].verdict is Verdict.ok
+
+
 def test_what_the_server_renders_is_left_to_it(examined: Callable[..., dict[str, Finding]]) -> None:
     rows = examined(TALKS, {}, {"chat.renderer": Renderer.server})
     assert {rows.pop(name).verdict for name in ("p23_tokenizer", "p28_rows")} == {Verdict.ok}

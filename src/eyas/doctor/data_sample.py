@@ -79,10 +79,11 @@ def take_sample(config: Config, make: RowMaker) -> Sample:
     to_be_answered = False
     try:
         if regenerates(config):
-            to_be_answered = not responses_artifact(config).exists()
-            it.data = config.data if to_be_answered else answered_data(config)
+            answered = responses_artifact(config).exists()
+            to_be_answered = may_be_unanswered(config) and not answered
+            it.data = answered_data(config) if answered else config.data
         with redirect_stdout(printed):  # it says where the first bad row stands; the tokens stage will print it all
-            examples = deal(_readable(it.data), it.counts, unanswered=to_be_answered and may_be_unanswered(config))
+            examples = deal(_readable(it.data), it.counts, unanswered=to_be_answered)
             for dealt in islice(examples, NUM_CONVERSATIONS):
                 it.dealt.append(dealt)
                 size += len(str(dealt.example))
