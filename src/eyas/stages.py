@@ -48,8 +48,18 @@ OF_NO_STATE = ("path", "workers", "device_map", "online", "keep", "window_tokens
 
 
 def responses_artifact(config: Config) -> Artifact:
-    """The verifier's own answers: determined by the questions, its weights, and how it is asked."""
+    """The verifier's own answers: determined by the questions, its weights, and how it is asked.
+
+    Raises:
+        EyasError: answers are added to some that are not known to be its own.
+    """
     checkpoint = locate(config.verifier)
+    adds = config.data.responses is Responses.add
+    if foreign := [it for it in config.data.sources.values() if adds and not _is_own(it, config)]:
+        raise EyasError(
+            f"data.responses=add: the answers of {foreign[0].path} are not known to be {config.verifier.name}'s; set "
+            f"data.answers_by={config.verifier.name} if they are, or data.responses=regenerate"
+        )
     fields = {
         "conversations": mixture_identity(config.data),
         "verifier": checkpoint.identity,
@@ -57,7 +67,7 @@ def responses_artifact(config: Config) -> Artifact:
         "chat": to_dict(config.verifier.chat),
         "stop_token_ids": config.verifier.stop_token_ids,
         "generation": to_dict(config.generation),
-        **({"kept": True} if config.data.responses is Responses.add else {}),
+        **({"kept": True} if adds else {}),
     }
     return Artifact(store=store(config), stage="responses", fields=fields)
 

@@ -73,7 +73,13 @@ def test_answers_are_added_to_those_that_are_there(
     """The answer that was there is held out, not a new one to the same question; a question alone is refused."""
     file = tmp_path / "data.jsonl"
     file.write_text("".join(json.dumps({"prompt": it, "response": f"{it[0]}."}) + "\n" for it in ("A?", "B?", "C?")))
-    config = tiny(f"data.path={file}", "data.responses=add", "data.held_out=1")
+    data = (f"data.path={file}", "data.responses=add", "data.held_out=1")
+    with pytest.raises(
+        EyasError, match=r"data\.jsonl are not known to be tiny_llama's; set data\.answers_by=tiny_llama"
+    ):
+        tokens_artifact(tiny(*data))
+    data += ("data.answers_by=tiny_llama",)
+    config = tiny(*data)
     assert responses_artifact(config) != responses_artifact(tiny(f"data.path={file}", "data.responses=regenerate"))
     [part] = _parts(config, Counter())
     with building(artifact := responses_artifact(config)) as partial:
@@ -92,7 +98,7 @@ def test_answers_are_added_to_those_that_are_there(
 
     file.write_text(file.read_text() + '{"prompt": "D?"}\n')
     with pytest.raises(EyasError, match=r"data\.jsonl:4: expected an object with `prompt` and `response`"):
-        list(_parts(tiny(f"data.path={file}", "data.responses=add"), Counter()))
+        list(_parts(tiny(*data), Counter()))
 
 
 def test_no_two_samples_have_one_seed() -> None:

@@ -542,7 +542,7 @@ def test_answers_that_will_be_made_anew_are_not_looked_at(
 
 
 def test_answers_that_others_will_be_added_to_are_looked_at(examined: Callable[..., dict[str, Finding]]) -> None:
-    rows = examined(TALKS, {"responses": Responses.add})
+    rows = examined(TALKS, {"responses": Responses.add, "answers_by": "tiny_llama"})
     assert rows["p28_rows"].found == f"{len(TALKS)} rows read, none bad"
     assert rows["p20_mask"].verdict is Verdict.ok
 

@@ -21,6 +21,7 @@ from eyas.stages import answered_data, canary_file, regenerates, responses_artif
 from served import Served
 
 MAX_TOKENS = 12
+OWN = "data.answers_by=tiny_llama"
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def test_several_samples_differ_and_are_the_same_again(configured: Callable[...,
 
 def test_new_answers_are_added_to_those_that_are_there(configured: Callable[..., Config], tmp_path: Path) -> None:
     file = jsonl(tmp_path / "data.jsonl", [user("One?"), answer("1")], [user("Two?"), answer("2")])
-    config = configured(f"data.path={file}", "generation.max_tokens=12", "data.responses=add", "data.held_out=1")
+    config = configured(f"data.path={file}", "generation.max_tokens=12", "data.responses=add", "data.held_out=1", OWN)
     generate(config)
     talks = [it.example for it in deal(answered_data(config), Counter())]
     messages = [talk.messages for talk in talks if isinstance(talk, Conversation)]
