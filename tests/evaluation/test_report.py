@@ -82,7 +82,7 @@ SETTINGS = [
         r"in transformers only \[\]; evaluation=vllm measures",
     ),
     ("evaluation=none", "evaluation.every_n_steps=140", "evaluation=none, which measures nothing"),
-    ("evaluation=transformers", "evaluation.every_n_steps=100", "no multiple of training.checkpoint_every_n_steps=56"),
+    ("evaluation=transformers", "evaluation.every_n_steps=100", "no multiple of training.checkpoint_every_n_steps=70"),
 ]
 
 
