@@ -110,7 +110,9 @@ def stage_runs(running: Running, module: str) -> bool:
 def victim_of(moment: Moment, running: Running) -> psutil.Process | None:
     if moment.victim == "supervisor":
         return None
-    return running.rank(int(moment.victim[-1])) if moment.victim.startswith("rank") else running.children()[0]
+    if moment.victim.startswith("rank"):
+        return running.rank(int(moment.victim[-1]))
+    return next(iter(running.children()), None)  # the stage may have ended just now: then the supervisor
 
 
 def same_weights(ours: Path, theirs: Path) -> bool:

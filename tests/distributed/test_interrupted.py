@@ -65,11 +65,11 @@ def test_a_disk_that_is_full_at_a_checkpoint(outputs: Path, tmp_path: Path) -> N
         running.wait_for(lambda: running.steps() > 34)
         ballast = fill(disk, leaving=1 << 17)
         code, _, said = running.end()
-        assert code == EXPLAINED
-        assert said == (
+        full = (
             f"eyas: error: the disk of {running.run.directory} is full: make room there, and the same command carries on "
             "after what is whole\n"
         )
+        assert (code, said) == (EXPLAINED, full)
         assert running.run.trained_steps() == 33
         assert not list(running.run.checkpoints.glob("*.partial"))
         ballast.unlink()
