@@ -103,9 +103,7 @@ class DataConfig(SourceConfig):
         at_least("data.max_length", self.max_length, 4)
         at_least("data.num_processes", self.num_processes or 1, 1)
         if self.held_out <= 0 or (self.held_out >= 1 and self.held_out != int(self.held_out)):
-            raise EyasError(
-                f"data.held_out={self.held_out}: expected a share below 1, or a whole number of conversations"
-            )
+            raise EyasError(f"data.held_out={self.held_out}: expected a share below 1, or a whole number of questions")
         if bool(self.mixture) == (self.path is not None):
             raise EyasError(
                 f"data.path is {self.path} and data.mixture has {len(self.mixture)} sources: expected one of the two"

@@ -83,7 +83,7 @@ def _check(data: DataConfig, counts: Counter[str]) -> None:
         if not counts[f"{side}_rows"]:
             raise EyasError(
                 f"{where} leaves no {side} rows: {counts['conversations']} conversations, data.held_out={data.held_out:g}, {lost}; "
-                "change data.held_out (a share below 1, or a number of conversations), or give more data; conversations that open "
+                "change data.held_out (a share below 1, or a number of questions), or give more data; conversations that open "
                 "alike are always on the same side"
             )
 
