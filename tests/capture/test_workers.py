@@ -15,8 +15,10 @@ from eyas.capture.transformers import in_transformers
 from eyas.capture.workers import claimed, device_of
 from eyas.cli.compose import compose
 from eyas.config import Config
+from eyas.data.tokens import Tokens
 from eyas.errors import EyasError
-from eyas.stages import num_capture_workers, run_identity, states_artifact
+from eyas.progress import Progress
+from eyas.stages import num_capture_workers, run_identity, states_artifact, tokens_artifact
 
 
 def test_how_many_there_are() -> None:
@@ -105,3 +107,14 @@ def test_where_transformers_puts_it(
     assert shards[0] == shards[1]
     assert len(shards[0]) > 1
     assert "parity argmax 100.0%" in capsys.readouterr().out
+
+
+def test_the_head_reads_one_position_of_each_sequence(captured: Callable[..., Config], tmp_path: Path) -> None:
+    config, read = captured("capture=transformers"), []
+    tokens = Tokens(tokens_artifact(config).directory)
+    with in_transformers(config, tokens, tmp_path) as engine:
+        head = engine.model.get_output_embeddings()
+        head.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+        list(engine.shards({0: range(6)}, Progress("capture", None, "tokens")))
+    assert [state.shape[:2] for state in read] == [(6, 1)]
+    assert all(state.is_contiguous() for state in read), "else torch multiplies sequence by sequence"

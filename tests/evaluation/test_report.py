@@ -69,6 +69,9 @@ def test_the_conclusion_names_the_last_concurrency_that_gains_and_the_best_k() -
     assert conclusion({3: three, 5: five}, plain) == (
         "faster with the draft up to 8 requests at a time (2.00x at 1, 1.10x at 8; k=3, the best of 3, 5)"
     )
+    assert conclusion({3: [measured(1, 150)]}, [measured(1, 100)]) == (
+        "faster with the draft at 1 request at a time (1.50x at 1; k=3)"
+    )
     assert conclusion({3: [measured(1, 90)]}, [measured(1, 100)]) == (
         "no faster with the draft at any concurrency measured (0.90x at 1, k=3)"
     )

@@ -68,16 +68,14 @@ def evaluate(config: Config, run: Run) -> None:
         differences = [
             difference for a, b in compared for difference in _differences(server, a.asked, a.answers, b.answers)
         ]
-    # The headline: the first set, all its lengths together, at the first concurrency.
-    first = [(a, b) for a, b in compared if a.asked.name == sets[0].name]
-    counts = reduce(add, (b.counts for _, b in first))
+    counts = reduce(add, (b.counts for _, b in compared))  # the headline: all prompts, at the first concurrency
     found = report(
         config,
         acceptance(counts.num_drafts, counts.accepted_per_position),
         prompts=", ".join(dict.fromkeys(it.name for it in sets)),
         num_prompts=sum(len(it.prompts) for it in sets),
         differences=differences if asked.temperature == 0 else [],
-        tokens_per_second={"plain": _rate([a for a, _ in first]), "speculative": _rate([b for _, b in first])},
+        tokens_per_second={"plain": _rate([a for a, _ in compared]), "speculative": _rate([b for _, b in compared])},
         measured=[_line(k, a, b) for k, of_k in passes.items() for a, b in zip(plain, of_k, strict=True)],
         conclusion=[conclusion(passes, plain)],
         verifier=locate(config.verifier).identity,
@@ -232,7 +230,7 @@ def conclusion(passes: dict[int, list[Pass]], plain: list[Pass]) -> str:
         return (
             f"no faster with the draft at any concurrency measured ({mean[best, lowest]:.2f}x at {lowest}, {at_best})"
         )
-    return (
-        f"faster with the draft up to {max(helps)} requests at a time ({mean[best, lowest]:.2f}x at {lowest}, "
-        f"{mean[best, max(helps)]:.2f}x at {max(helps)}; {at_best})"
-    )
+    many = max(helps)
+    figures = ", ".join(f"{mean[best, concurrency]:.2f}x at {concurrency}" for concurrency in sorted({lowest, many}))
+    up_to = f"up to {many} requests" if many > 1 else "at 1 request"
+    return f"faster with the draft {up_to} at a time ({figures}; {at_best})"
