@@ -26,7 +26,13 @@ class Model(nn.Module):
 
 def trained(model: nn.Module) -> None:
     optimizer = muon.MuonAndAdamW(
-        model.named_parameters(), lr=1e-2, adamw_lr=1e-3, momentum=0.9, betas=(0.9, 0.95), weight_decay=0.1
+        model.named_parameters(),
+        lr=1e-2,
+        adamw_lr=1e-3,
+        momentum=0.9,
+        ns_steps=5,
+        betas=(0.9, 0.95),
+        weight_decay=0.1,
     )
     for step in range(6):
         model(torch.randn(4, 12, generator=torch.Generator().manual_seed(step))).backward()

@@ -1,15 +1,17 @@
 """Muon and AdamW as one optimizer: the same steps as torch's two, also after a checkpoint."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon
 
+from eyas.errors import EyasError
 from eyas.training.muon import MuonAndAdamW, orthogonalised
 
-HOW = {"momentum": 0.9, "weight_decay": 0.1}
+HOW: dict[str, Any] = {"momentum": 0.9, "ns_steps": 4, "weight_decay": 0.1}
 
 
 class Tiny(nn.Module):
@@ -83,13 +85,18 @@ def test_it_goes_on_from_its_state() -> None:
 def test_orthogonalised_in_float32(shape: tuple[int, int]) -> None:
     """The directions stay, and what they are stretched by is near 1 (between 0.7 and 1.2 by the iteration's design)."""
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    stretches = torch.linalg.svdvals(orthogonalised(matrix, torch.float32))
+    stretches = torch.linalg.svdvals(orthogonalised(matrix, torch.float32, 5))
     assert stretches.min() > 0.65
     assert stretches.max() < 1.25
     exact_left, _, exact_right = torch.linalg.svd(matrix, full_matrices=False)
     assert (
         torch.nn.functional.cosine_similarity(
-            orthogonalised(matrix, torch.float32).flatten(), (exact_left @ exact_right).flatten(), dim=0
+            orthogonalised(matrix, torch.float32, 5).flatten(), (exact_left @ exact_right).flatten(), dim=0
         )
         > 0.97
     )
+
+
+def test_it_refuses_not_to_orthogonalise() -> None:
+    with pytest.raises(EyasError, match=r"optimizer\.ns_steps=0: must be at least 1"):
+        MuonAndAdamW(Tiny().named_parameters(), lr=1e-2, adamw_lr=1e-3, betas=(0.9, 0.95), **{**HOW, "ns_steps": 0})

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
+from eyas.fields import at_least
+
 HEAD = "lm_head"
 QUINTIC = (3.4445, -4.775, 2.0315)
 """Coefficients of Muon's iteration: they lift small singular values fast, and leave all between 0.7 and 1.2."""
-ITERATIONS = 5
 
 
 @cache
@@ -30,12 +31,12 @@ def fast_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if able.get("avx512_bf16") or able.get("amx_bf16") else torch.float32
 
 
-def orthogonalised(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """The matrix with all its singular values near 1, by Newton-Schulz iterations in `dtype`; [A, B] -> [A, B]."""
+def orthogonalised(matrix: Tensor, dtype: torch.dtype, ns_steps: int) -> Tensor:
+    """The matrix with its singular values near 1, by Newton-Schulz iterations in `dtype`; [A, B] -> [A, B]."""
     a, b, c = QUINTIC
     wide = matrix.to(dtype) if matrix.shape[0] <= matrix.shape[1] else matrix.to(dtype).T
     wide = wide / wide.norm().clamp(min=1e-7)
-    for _ in range(ITERATIONS):
+    for _ in range(ns_steps):
         gram = wide @ wide.T
         wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
     return wide if matrix.shape[0] <= matrix.shape[1] else wide.T
@@ -48,9 +49,17 @@ class Muon(Optimizer):
     """
 
     def __init__(
-        self, parameters: Iterable[tuple[str, Tensor]], *, lr: float, momentum: float, weight_decay: float
+        self,
+        parameters: Iterable[tuple[str, Tensor]],
+        *,
+        lr: float,
+        momentum: float,
+        ns_steps: int,
+        weight_decay: float,
     ) -> None:
-        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        super().__init__(
+            parameters, {"lr": lr, "momentum": momentum, "ns_steps": ns_steps, "weight_decay": weight_decay}
+        )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -66,7 +75,8 @@ class Muon(Optimizer):
         average = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
         ahead = gradient.lerp(average, group["momentum"])
         matrix.mul_(1 - lr * group["weight_decay"])
-        matrix.add_(orthogonalised(ahead, fast_dtype(ahead.device)), alpha=-0.2 * lr * max(matrix.shape) ** 0.5)
+        direction = orthogonalised(ahead, fast_dtype(ahead.device), group["ns_steps"])
+        matrix.add_(direction, alpha=-0.2 * lr * max(matrix.shape) ** 0.5)
 
 
 class MuonAndAdamW(Optimizer):
@@ -79,6 +89,7 @@ class MuonAndAdamW(Optimizer):
         lr: float,
         adamw_lr: float,
         momentum: float,
+        ns_steps: int,
         betas: tuple[float, float],
         weight_decay: float,
     ) -> None:
@@ -86,11 +97,13 @@ class MuonAndAdamW(Optimizer):
         parameters: By name.
         lr: Of Muon, as the root mean square of an update: on the scale of AdamW's, whatever a matrix's shape.
         adamw_lr: Of AdamW.
+        ns_steps: Newton-Schulz iterations of Muon: the whole of its cost, and the small singular values' share of the update.
         """
+        at_least("optimizer.ns_steps", ns_steps, 1)
         named = list(parameters)
         matrices = [(name, it) for name, it in named if it.ndim == 2 and HEAD not in name]
         others = [(name, it) for name, it in named if it.ndim != 2 or HEAD in name]
-        muon = Muon(matrices, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        muon = Muon(matrices, lr=lr, momentum=momentum, ns_steps=ns_steps, weight_decay=weight_decay)
         self.parts: tuple[Optimizer, ...] = (muon,)
         if others:
             self.parts += (AdamW(others, lr=adamw_lr, betas=betas, weight_decay=weight_decay),)
