@@ -18,6 +18,7 @@ from eyas.plan.step import (
     StepMemory,
     step_memory,
 )
+from eyas.process import KEEPS_MEMORY
 
 SIZED = ["verifier=kimi_k25", "data=none", "capture=transformers", "capture.dtype=float32", "trainer=cpu"]
 
@@ -70,7 +71,11 @@ LONG = sized(
 def test_the_peak_is_predicted_within_15_percent(overrides: list[str]) -> None:
     command = [sys.executable, str(Path(__file__).with_name("measured.py")), *overrides]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "2"}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **KEEPS_MEMORY, "OMP_NUM_THREADS": "2"},
     )
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout.splitlines()[-1])["peak"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.errors import EyasError
-from eyas.process import PARENT
+from eyas.process import KEEPS_MEMORY, NO_COMPILER, PARENT
 from eyas.progress import duration
 from eyas.serving.cause import cause, last_line
 from eyas.serving.command import command_line, environment_of
@@ -23,7 +23,7 @@ from eyas.verifier.schema import VerifierConfig
 
 NOT_INHERITED = {
     # Set by Eyas for its own stages, in which nothing compiles and nothing shows a bar.
-    *("TORCHDYNAMO_DISABLE", "TQDM_DISABLE", PARENT),
+    *(NO_COMPILER, "TQDM_DISABLE", PARENT, *KEEPS_MEMORY),
     # Set by torchrun and SLURM for Eyas's ranks: vLLM would take them for its own.
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
 }
