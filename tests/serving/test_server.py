@@ -10,6 +10,7 @@ import pytest
 
 from eyas.config import Config
 from eyas.errors import EyasError
+from eyas.process import KEEPS_MEMORY
 from eyas.serving.command import command_line, environment_of
 from eyas.serving.schema import ServerConfig
 from eyas.serving.server import ServerDiedError, inherited, serving
@@ -60,8 +61,11 @@ def test_environment(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("MINE", "1")
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", KEEPS_MEMORY["MALLOC_TRIM_THRESHOLD_"])
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1234")
     passed_on = inherited("/opt/vllm/bin/vllm")
-    assert not {"TORCHDYNAMO_DISABLE", "LOCAL_RANK"} & {*passed_on}
+    assert not {"TORCHDYNAMO_DISABLE", "LOCAL_RANK", "MALLOC_TRIM_THRESHOLD_"} & {*passed_on}
+    assert passed_on["MALLOC_MMAP_THRESHOLD_"] == "1234", "the user's own"
     assert passed_on["MINE"] == "1"
     assert passed_on["PATH"].startswith("/opt/vllm/bin:")
 

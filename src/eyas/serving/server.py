@@ -23,7 +23,7 @@ from eyas.verifier.schema import VerifierConfig
 
 NOT_INHERITED = {
     # Set by Eyas for its own stages, in which nothing compiles and nothing shows a bar.
-    *(NO_COMPILER, "TQDM_DISABLE", PARENT, *KEEPS_MEMORY),
+    *(NO_COMPILER, "TQDM_DISABLE", PARENT),
     # Set by torchrun and SLURM for Eyas's ranks: vLLM would take them for its own.
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
 }
@@ -122,7 +122,8 @@ def serving(
 
 def inherited(program: str) -> dict[str, str]:
     """This process's environment, without what is meant for it alone, and with the programs beside the server's own."""
-    kept = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
+    ours = KEEPS_MEMORY.items()  # another value is the user's
+    kept = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED and (key, value) not in ours}
     # As activating its environment would: vLLM compiles kernels with the ninja that is installed there.
     return {**kept, "PATH": f"{Path(program).absolute().parent}{os.pathsep}{kept.get('PATH', os.defpath)}"}
 
