@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
 from eyas.fields import at_least
@@ -75,8 +76,13 @@ class Muon(Optimizer):
         average = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
         ahead = gradient.lerp(average, group["momentum"])
         matrix.mul_(1 - lr * group["weight_decay"])
-        direction = orthogonalised(ahead, fast_dtype(ahead.device), group["ns_steps"])
-        matrix.add_(direction, alpha=-0.2 * lr * max(matrix.shape) ** 0.5)
+        direction = orthogonalised(unwrapped(ahead), fast_dtype(ahead.device), group["ns_steps"])
+        unwrapped(matrix).add_(direction, alpha=-0.2 * lr * max(matrix.shape) ** 0.5)
+
+
+def unwrapped(matrix: Tensor) -> Tensor:
+    """On one device the shard is the matrix: as a plain tensor, whose small products a CPU needn't wait for."""
+    return matrix.to_local() if isinstance(matrix, DTensor) and matrix.device_mesh.size() == 1 else matrix
 
 
 class MuonAndAdamW(Optimizer):
