@@ -1,3 +1,4 @@
+import errno
 import multiprocessing
 import os
 from pathlib import Path
@@ -34,6 +35,11 @@ def test_fingerprint_depends_on_fields_and_inputs(tmp_path: Path) -> None:
     same, other = artifact(tmp_path, a=1, b=2), artifact(tmp_path / "elsewhere", b=2, a=1)
     assert same.fingerprint == other.fingerprint
     assert artifact(tmp_path, a=2, b=2).fingerprint != same.fingerprint
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(EyasError, match="the disk of .*tokens is full"), building(artifact(tmp_path, a=1)):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def interrupted_build(store: Path) -> None:

@@ -4,7 +4,6 @@ An artifact is built in a sibling directory `<name>.partial`, fsynced and rename
 processes that want the same artifact take turns, by a lock file in the partial directory.
 """
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -18,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from eyas.disk import full_disk_explained
 from eyas.errors import EyasError
 
 SCHEMA_VERSION = 1
@@ -75,8 +75,11 @@ def building(artifact: Artifact) -> Iterator[Path | None]:
     """Yield the artifact's partial directory, locked for this process; None where it is complete (meanwhile).
 
     What an interrupted build left in it is still there. The caller ends with `complete`.
+
+    Raises:
+        EyasError: the disk is full.
     """
-    with claimed(artifact.directory, artifact.exists) as partial:
+    with full_disk_explained(artifact.directory.parent), claimed(artifact.directory, artifact.exists) as partial:
         try:
             yield partial
         except BaseException:
@@ -170,32 +173,6 @@ def locked(directory: Path, *, wait: bool = True) -> Iterator[bool]:
     with file.open("a") as stream:  # writable: NFS locks nothing else
         fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield file.exists() and os.path.samestat(os.fstat(stream.fileno()), file.stat())
-
-
-@contextmanager
-def full_disk_explained(directory: Path) -> Iterator[None]:
-    """A disk that fills up while something is written below a directory, in one line.
-
-    Raises:
-        EyasError: it is full.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise full_disk(directory) from None
-
-
-def full_disk(directory: Path) -> EyasError:
-    return EyasError(
-        f"the disk of {directory} is full: make room there, and the same command carries on after what is whole"
-    )
-
-
-def is_full(directory: Path, num_bytes: int) -> bool:
-    """Whether a file of so many bytes has no room in a directory (on this machine)."""
-    return directory.exists() and shutil.disk_usage(directory).free < num_bytes
 
 
 def remove_if_empty(directory: Path, *, upto: Path) -> None:

@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from eyas.artifact import full_disk, is_full
 from eyas.capture.expected import Expected
+from eyas.disk import full_disk, is_full
 from eyas.errors import EyasError
 
 REST_BYTES = 1 << 16

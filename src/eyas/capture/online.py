@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from eyas.artifact import full_disk_explained, write_file
+from eyas.artifact import write_file
 from eyas.capture.schema import Keep
 from eyas.capture.stage import proof, refuse_full_disk
 from eyas.capture.supply import Supply
@@ -17,6 +17,7 @@ from eyas.config import Config, load_config
 from eyas.data.plan import Plan
 from eyas.data.tokens import Tokens
 from eyas.data.window import Window
+from eyas.disk import full_disk_explained
 from eyas.process import child_main
 from eyas.run import Run
 from eyas.stages import parity_file, tokens_artifact

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from eyas.artifact import building, complete, full_disk_explained, remove, sha256_of, write_file
+from eyas.artifact import building, complete, remove, sha256_of, write_file
 from eyas.capture.parity import Parity
 from eyas.config import Config, to_dict
 from eyas.data.store import Document, plan_shards, shard_name, write_shard
@@ -57,7 +57,7 @@ def capture(config: Config, start: Start, *, write: Write | None = None, moves: 
     """
     artifact, file = states_artifact(config), parity_file(config)
     tokens = Tokens(tokens_artifact(config).directory)
-    with full_disk_explained(artifact.directory.parent), building(artifact) as partial:
+    with building(artifact) as partial:
         if partial is not None:
             _write_missing(config, tokens, partial, write or written_here(start), moves)
             shards = plan_shards(tokens.lengths, config.capture.tokens_per_shard)

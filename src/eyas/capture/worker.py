@@ -3,13 +3,14 @@
 import math
 from pathlib import Path
 
-from eyas.artifact import full_disk_explained, write_file
+from eyas.artifact import write_file
 from eyas.capture.stage import missing_shards, proof
 from eyas.capture.transformers import in_transformers
 from eyas.capture.workers import CONFIG, claimed
 from eyas.config import load_config
 from eyas.data.store import shard_name, write_shard
 from eyas.data.tokens import Tokens
+from eyas.disk import full_disk_explained
 from eyas.process import child_main
 from eyas.progress import Progress
 from eyas.stages import parity_file, tokens_artifact

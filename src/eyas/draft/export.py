@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from eyas.artifact import provenance, publish, read_manifest, remove, write_file
 from eyas.config import Config, load_config
+from eyas.disk import full_disk_explained
 from eyas.draft.build import build_draft
 from eyas.draft.given import PROVENANCE_FILE
 from eyas.draft.handover import CARD, card, gather, raw_card
@@ -173,7 +174,8 @@ def load_draft(directory: Path, dtype: torch.dtype, device: torch.device) -> Dra
 
 
 def main(directory: Path) -> None:
-    export(Run(directory))
+    with full_disk_explained(directory):
+        export(Run(directory))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from eyas.config import load_config
+from eyas.disk import full_disk_explained
 from eyas.evaluation.schema import Engine
 from eyas.process import child_main
 from eyas.run import Run
@@ -15,7 +16,8 @@ def main(directory: Path) -> None:
         from eyas.evaluation.vllm import evaluate
     else:
         from eyas.evaluation.transformers import evaluate
-    evaluate(config, run)
+    with full_disk_explained(directory):
+        evaluate(config, run)
 
 
 if __name__ == "__main__":

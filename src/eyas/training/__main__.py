@@ -10,7 +10,7 @@ from typing import NoReturn
 from torch import OutOfMemoryError
 from torch.distributed import DistError
 
-from eyas.artifact import full_disk_explained
+from eyas.disk import full_disk_explained
 from eyas.draft.export import export
 from eyas.errors import EyasError
 from eyas.process import child_main

@@ -1,5 +1,7 @@
 """Lightning's strategy for FSDP2, with checkpoints that are written beside the training."""
 
+import errno
+import os
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,11 @@ import torch
 from lightning.fabric.utilities.load import _METADATA_FILENAME
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import distributed
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import async_save
+
+from eyas.disk import comes_from_full_disk
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -30,8 +36,11 @@ class ShardedStrategy(ModelParallelStrategy):
         state = {"state_dict": checkpoint.pop("state_dict")}
         state |= {f"optimizer_{index}": it for index, it in enumerate(checkpoint.pop("optimizer_states", []))}
         if self.global_rank == 0:
-            torch.save(checkpoint, directory / _METADATA_FILENAME)
-        saving = async_save(state, checkpoint_id=directory, process_group=self._writers)
+            with (directory / _METADATA_FILENAME).open(
+                "wb"
+            ) as stream:  # torch's own files don't say why they can't be written
+                torch.save(checkpoint, stream)
+        saving = async_save(state, storage_writer=_Writer(directory), process_group=self._writers)
         assert isinstance(saving, Future)
         self._saving = saving
 
@@ -48,3 +57,15 @@ class ShardedStrategy(ModelParallelStrategy):
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.result()
+
+
+class _Writer(FileSystemWriter):
+    """One rank's files. An error goes to the other ranks without the ones behind it: a full disk must be the error itself."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            if comes_from_full_disk(error):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+            raise
