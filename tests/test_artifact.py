@@ -38,7 +38,7 @@ def test_fingerprint_depends_on_fields_and_inputs(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(EyasError, match="the disk of .*tokens is full"), building(artifact(tmp_path, a=1)):
+    with pytest.raises(EyasError, match=r"the disk of .*tokens is full"), building(artifact(tmp_path, a=1)):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
