@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,6 +20,7 @@ from typing import Any
 
 from eyas.disk import full_disk_explained
 from eyas.errors import EyasError
+from eyas.progress import Progress
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -192,6 +194,16 @@ def sha256_of(file: Path) -> str:
     """A file's content; a file that hasn't changed since is read once per process."""
     status = file.stat()
     return _sha256(file, status.st_size, status.st_mtime_ns)
+
+
+def sha256_of_each(files: Sequence[Path], what: str) -> list[str]:
+    """The content of many files, several read at a time; says how far it is where that takes long (terabytes of states)."""
+    progress, found = Progress(what, len(files), "files", says_end=False), []
+    with ThreadPoolExecutor() as readers:
+        for digest in readers.map(sha256_of, files):
+            found.append(digest)
+            progress.advance(1)
+    return found
 
 
 @cache

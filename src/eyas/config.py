@@ -16,7 +16,7 @@ from eyas.capture.schema import CaptureConfig, Keep
 from eyas.data.schema import DataConfig, GenerationConfig
 from eyas.draft.schema import DraftConfig, ExportConfig
 from eyas.errors import EyasError
-from eyas.evaluation.schema import EvaluationConfig
+from eyas.evaluation.schema import Engine, EvaluationConfig
 from eyas.plan.schema import PlanConfig
 from eyas.serving.schema import ServerConfig
 from eyas.sweep.schema import SweepConfig
@@ -70,6 +70,11 @@ class Config:
             raise EyasError(
                 f"evaluation.every_n_steps={every} is no multiple of training.checkpoint_every_n_steps={saved}: what is "
                 "measured is a checkpoint; change one of them"
+            )
+        if self.evaluation.engine is Engine.vllm and self.server.endpoints is not None:
+            raise EyasError(
+                "evaluation=vllm with server=endpoints: a server that already runs can't be given the draft; say evaluation=none "
+                "here, and measure the run afterwards with a server of its own: eyas evaluate RUN_DIR evaluation=vllm server=local"
             )
         if (
             self.capture.online

@@ -123,10 +123,15 @@ class Gathering:
         return word if beat != first else None
 
     def call(self, free_port: Callable[[], int]) -> tuple[str, int]:
-        """Call all machines to a training: (address, port) where its processes meet."""
+        """Call all machines to a training: (address, port) where its processes meet.
+
+        Raises:
+            EyasError: one of them has fallen silent.
+        """
         port = free_port()
         if self.machines.count == 1:
             return "127.0.0.1", port
+        self.others_are_there()
         address = self.machines.address or socket.gethostname()
         self.say(says="train", call=self.word.call + 1, address=address, port=port)
         return address, port
@@ -152,8 +157,12 @@ def gathered(run_directory: Path, machines: Machines) -> Iterator[Gathering]:
 
     def beat() -> None:
         while not ended.wait(BEAT_SECONDS):
-            with suppress(OSError):  # a full disk; the next one may be written again
+            with suppress(
+                OSError, EyasError
+            ):  # a full disk; the next one may be written again. Silence is said by `call`
                 gathering.say()
+                if machines.first:
+                    gathering.others_are_there()
 
     speaker = threading.Thread(target=beat, daemon=True)
     try:

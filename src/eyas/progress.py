@@ -4,16 +4,29 @@ import time
 
 
 class Progress:
-    """Prints `what  done/total unit  share  rate  time left`, at most every few seconds; a total may be unknown."""
+    """Prints `what  done/total unit  share  rate  time left`, at most every few seconds; a total may be unknown.
 
-    def __init__(self, what: str, total: int | None, unit: str, *, done: int = 0, every_seconds: float = 10.0) -> None:
-        self.what, self.total, self.unit, self.every_seconds = what, total, unit, every_seconds
+    Args:
+        says_end: A last line, however quick it was.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        total: int | None,
+        unit: str,
+        *,
+        done: int = 0,
+        every_seconds: float = 10.0,
+        says_end: bool = True,
+    ) -> None:
+        self.what, self.total, self.unit, self.every_seconds, self.says_end = what, total, unit, every_seconds, says_end
         self.done = self.done_before = done
         self.started = self.printed = time.monotonic()
 
     def advance(self, amount: int) -> None:
         self.done += amount
-        if time.monotonic() - self.printed >= self.every_seconds or self.done == self.total:
+        if time.monotonic() - self.printed >= self.every_seconds or (self.says_end and self.done == self.total):
             self.printed = time.monotonic()
             print(self.line(), flush=True)
 

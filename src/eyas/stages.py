@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eyas.artifact import Artifact, fingerprint, read_manifest, sampled_identity, sha256_of
+from eyas.artifact import Artifact, fingerprint, read_manifest, sampled_identity
 from eyas.capture.schema import CaptureEngine
 from eyas.config import Config, to_dict
 from eyas.data.mixture import mixture_identity, split_identity
@@ -217,7 +217,7 @@ def run_identity(config: Config) -> dict[str, Any]:
         **{key: values["verifier"][key] for key in ("draft", "chat", "stop_token_ids")},
     }
     if config.draft.init is not None and Path(config.draft.init).is_dir():
-        values["draft"]["init"] = {file.name: sha256_of(file) for file in sorted(Path(config.draft.init).glob("*.*"))}
+        values["draft"]["init"] = content(Path(config.draft.init), config.draft.init)
     values["data"]["tokens"] = tokens_artifact(config).fingerprint
     return values
 
@@ -263,7 +263,7 @@ def check_server(config: Config) -> None:
     raise EyasError(
         f"vLLM is needed for {', '.join(stages)}, but server.command: there is no program {config.server.command[0]}; install "
         "vLLM (in an environment of its own if you like: server.command=[/path/to/bin/vllm,serve]) or use servers that run "
-        f"(server=endpoints); without vLLM: {' '.join(stages.values())}"
+        f"(server=endpoints, for all but evaluation=vllm); without vLLM: {' '.join(stages.values())}"
     )
 
 

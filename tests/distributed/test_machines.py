@@ -109,3 +109,11 @@ def test_a_machine_that_says_nothing_is_named(tmp_path: Path, monkeypatch: pytes
     time.sleep(0.3)
     with pytest.raises(EyasError, match=r"machine 0 of 2 has said nothing for 0.2 seconds in .* all of them see"):
         second.hear(0)
+    second.say()
+    assert not first.others_are_there()
+    second.say()
+    assert first.others_are_there()
+    first.call(lambda: 1)
+    time.sleep(0.3)
+    with pytest.raises(EyasError, match=r"machine 1 of 2 has said nothing"):
+        first.call(lambda: 1)

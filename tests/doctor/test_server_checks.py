@@ -45,5 +45,5 @@ def test_without_vllm_the_ways_out_are_named(tiny: Callable[..., Config], tiny_c
     ):
         assert words in str(error.value)
     check_server(tiny(*served[:3], f"server.command=[{sys.executable}]"))
-    check_server(tiny(*served, "server=endpoints"))
+    check_server(tiny("capture=vllm", *served[2:], "server=endpoints"))
     assert served_stages(tiny()) == {}

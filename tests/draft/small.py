@@ -96,7 +96,7 @@ class Documents:
         weights: Sequence[float] = (1, 1, 1),
         targets_at_once: int = 16,
     ) -> Unrolled:
-        whole = draft.needs_whole_first_step
+        whole = len(draft.layers) > 1
         plan = plan_unroll(
             self.loss_mask, self.document_ids, len(weights), whole_first_step=whole, targets_at_once=targets_at_once
         )

@@ -57,7 +57,7 @@ def measured(concurrency: int, tokens_per_second: float) -> Pass:
         concurrency,
         [[0] * 100],
         100 / tokens_per_second,
-        SpeculationCounts(50, 150, 60, (30, 20, 10)),
+        SpeculationCounts(50, 60, (30, 20, 10)),
         [],
     )
 

@@ -143,7 +143,7 @@ def test_a_verifier_that_is_too_large_for_the_server_gets_its_number_of_gpus() -
     assert said is not None
     assert said.endswith("set server.tensor_parallel=16")
     assert fit.server_problem(kimi("server.tensor_parallel=16"), 600 * 10**9, 80 * 10**9) is None
-    assert fit.server_problem(kimi("server=endpoints"), 600 * 10**9, 80 * 10**9) is None
+    assert fit.server_problem(kimi("server=endpoints", "evaluation=none"), 600 * 10**9, 80 * 10**9) is None
     on_cpu = kimi("trainer=cpu", "server=cpu", "capture=online")
     assert fit.server_beside(on_cpu, 10**9) == 10**9 + 2 * 2**30 + fit.PYTHON_BYTES
     assert fit.server_beside(kimi(), 10**9) == 0

@@ -20,10 +20,10 @@ process_start_time_seconds 1.79e+09
 
 def test_speculation() -> None:
     counts = speculation(PAGE)
-    assert counts == SpeculationCounts(40, 80, 20, (15, 5))
+    assert counts == SpeculationCounts(40, 20, (15, 5))
     assert counts.tau == 1.5
-    assert counts - SpeculationCounts(20, 40, 15, (10,)) == SpeculationCounts(20, 40, 5, (5, 5))
-    assert counts + SpeculationCounts(1, 2, 1, (1,)) == SpeculationCounts(41, 82, 21, (16, 5))
+    assert counts - SpeculationCounts(20, 15, (10,)) == SpeculationCounts(20, 5, (5, 5))
+    assert counts + SpeculationCounts(1, 1, (1,)) == SpeculationCounts(41, 21, (16, 5))
 
 
 def test_without_speculation() -> None:

@@ -19,7 +19,7 @@ def configured(served: Served, verifier: Path, outputs: Path) -> Config:
     config = compose(
         [
             *("verifier=tiny_llama", f"verifier.path={verifier}", f"outputs={outputs}", "data.num_processes=1"),
-            *("serve=true", "evaluation=vllm", "evaluation.dtype=float32", "draft.layer_ids=[1,2,3]"),
+            *("serve=true", "evaluation.dtype=float32", "draft.layer_ids=[1,2,3]"),
             *("server=endpoints", f"server.endpoints=[{served.server.endpoints[0]}]"),
         ],
         [],

@@ -7,14 +7,14 @@ on with the shards that are missing.
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from eyas.artifact import building, complete, remove, sha256_of, write_file
+from eyas.artifact import building, complete, remove, sha256_of_each, write_file
 from eyas.capture.parity import Parity
 from eyas.config import Config, to_dict
 from eyas.data.store import Document, plan_shards, shard_name, write_shard
@@ -61,7 +61,7 @@ def capture(config: Config, start: Start, *, write: Write | None = None, moves: 
         if partial is not None:
             _write_missing(config, tokens, partial, write or written_here(start), moves)
             shards = plan_shards(tokens.lengths, config.capture.tokens_per_shard)
-            entries = [_entry(partial, index, rows, tokens) for index, rows in enumerate(shards)]
+            entries = _entries(partial, shards, tokens)
             remove(partial / SCRATCH)
             complete(artifact, partial, {"tokens": sum(tokens.lengths), "shards": entries})
     if not file.exists():  # the states were there, but nobody has read them this way
@@ -135,11 +135,15 @@ def refuse_full_disk(config: Config, num_tokens: int, directory: Path) -> None:
         )
 
 
-def _entry(directory: Path, index: int, rows: range, tokens: Tokens) -> dict[str, object]:
-    name = shard_name(index)
-    return {
-        "file": name,
-        "sha256": sha256_of(directory / name),
-        "first_row": rows.start,
-        "lengths": [tokens.lengths[row] for row in rows],
-    }
+def _entries(directory: Path, shards: Sequence[range], tokens: Tokens) -> list[dict[str, object]]:
+    """What the manifest says of each shard."""
+    files = [directory / shard_name(index) for index in range(len(shards))]
+    return [
+        {
+            "file": file.name,
+            "sha256": sha256,
+            "first_row": rows.start,
+            "lengths": tokens.lengths[rows.start : rows.stop],
+        }
+        for file, rows, sha256 in zip(files, shards, sha256_of_each(files, "checksum"), strict=True)
+    ]

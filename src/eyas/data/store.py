@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from eyas.artifact import publish, read_manifest, sha256_of
+from eyas.artifact import publish, read_manifest, sha256_of_each
 from eyas.errors import EyasError
 
 
@@ -102,16 +102,20 @@ class StateStore:
         self._open: dict[int, tuple[Any, list[int]]] = {}
 
     def verify(self) -> None:
-        """Read every shard once and compare it with its checksum.
+        """Read every shard and compare it with its checksum.
 
         Raises:
             EyasError: a shard that is missing or changed, by name.
         """
-        for shard in self.shards:
-            file = self.directory / shard["file"]
-            if not file.exists() or sha256_of(file) != shard["sha256"]:
-                state = "changed since it was captured" if file.exists() else "missing"
-                raise EyasError(f"{file} is {state}; delete {self.directory} and the same command captures it again")
+        files = [self.directory / shard["file"] for shard in self.shards]
+        bad = [(file, "missing") for file in files if not file.exists()]
+        if not bad:
+            found = zip(files, sha256_of_each(files, "verify"), self.shards, strict=True)
+            bad = [
+                (file, "changed since it was captured") for file, sha256, shard in found if sha256 != shard["sha256"]
+            ]
+        for file, state in bad:
+            raise EyasError(f"{file} is {state}; delete {self.directory} and the same command captures it again")
 
     def read(self, row: int) -> Document:
         """One document, by slices of its shard."""

@@ -79,6 +79,12 @@ def read_token_shard(file: Path) -> TokenShard:
         )
 
 
+def _rows_of(file: Path) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """`offsets` and `held_out` of a shard; its tokens stay on the disk."""
+    with safe_open(file, framework="np") as opened:
+        return opened.get_tensor("offsets"), opened.get_tensor("held_out")
+
+
 class Tokens:
     """Random access to the rows of a complete tokens artifact: training rows first, held-out rows after them."""
 
@@ -90,12 +96,12 @@ class Tokens:
         self.counts: dict[str, Any] = manifest["counts"]
         self.num_train_rows: int = self.counts["train_rows"]
         self._shards: dict[int, Any] = {}
-        shards = [read_token_shard(directory / shard_name(index)) for index in range(self.counts["shards"])]
-        sizes = [len(shard.held_out) for shard in shards]
-        shard_R = np.repeat(np.arange(len(shards)), sizes)
-        start_R = np.concatenate([shard.offsets[:-1] for shard in shards])
-        length_R = np.concatenate([np.diff(shard.offsets) for shard in shards])
-        order_R = np.argsort(np.concatenate([shard.held_out for shard in shards]), kind="stable")
+        files = [directory / shard_name(index) for index in range(self.counts["shards"])]
+        offsets, held_out = zip(*map(_rows_of, files), strict=True)
+        shard_R = np.repeat(np.arange(len(files)), [len(of_shard) for of_shard in held_out])
+        start_R = np.concatenate([of_shard[:-1] for of_shard in offsets])
+        length_R = np.concatenate([np.diff(of_shard) for of_shard in offsets])
+        order_R = np.argsort(np.concatenate(held_out), kind="stable")
         self._shard_R, self._start_R, self._length_R = shard_R[order_R], start_R[order_R], length_R[order_R]
 
     @property

@@ -111,11 +111,6 @@ class Draft(Eagle3DraftModel):
 
         return unroll(draft_step, judged, self.fuse(hidden_TLH), plan)
 
-    @property
-    def needs_whole_first_step(self) -> bool:
-        """A second layer needs what the first makes of every position (`plan_unroll`)."""
-        return len(self.layers) > 1
-
     def fuse(self, hidden_TLH: Tensor) -> Tensor:
         """The captured states of L layers -> one state [T, H]."""
         if self.fc_norm is not None:

@@ -109,7 +109,8 @@ def check_output(config: Config, server: Server) -> str:
                     f"{position}, by {gap:.3g} nats, where {NEAR_TIE[dtype]} is a near-tie in {dtype}): this vLLM does not "
                     "verify drafts of this model rightly"
                 )
-    return f"vLLM drafts with it; {len(answers)} outputs of {NUM_TOKENS} tokens are the verifier's own choice"
+    drafts = "vLLM drafts with it" if server.is_local else "not served with it: the server isn't ours"
+    return f"{drafts}; {len(answers)} outputs of {NUM_TOKENS} tokens are the verifier's own choice"
 
 
 def check_rendering(config: Config, server: Server) -> str:

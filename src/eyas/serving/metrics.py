@@ -22,7 +22,6 @@ class SpeculationCounts:
 
     num_drafts: int
     """Verifier forwards that had drafted tokens to check."""
-    num_draft_tokens: int
     num_accepted_tokens: int
     accepted_per_position: tuple[int, ...]
 
@@ -35,7 +34,6 @@ class SpeculationCounts:
         before = (*earlier.accepted_per_position, *[0] * len(self.accepted_per_position))
         return SpeculationCounts(
             self.num_drafts - earlier.num_drafts,
-            self.num_draft_tokens - earlier.num_draft_tokens,
             self.num_accepted_tokens - earlier.num_accepted_tokens,
             tuple(count - old for count, old in zip(self.accepted_per_position, before, strict=False)),
         )
@@ -46,7 +44,6 @@ class SpeculationCounts:
         padded = [(*counts.accepted_per_position, *[0] * len(longest))[: len(longest)] for counts in (self, other)]
         return SpeculationCounts(
             self.num_drafts + other.num_drafts,
-            self.num_draft_tokens + other.num_draft_tokens,
             self.num_accepted_tokens + other.num_accepted_tokens,
             tuple(sum(pair) for pair in zip(*padded, strict=True)),
         )
@@ -76,7 +73,6 @@ def speculation(page: str) -> SpeculationCounts:
             accepted[position] = accepted.get(position, 0) + int(sample.value)
     return SpeculationCounts(
         int(total(page, "vllm:spec_decode_num_drafts_total")),
-        int(total(page, "vllm:spec_decode_num_draft_tokens_total")),
         int(total(page, "vllm:spec_decode_num_accepted_tokens_total")),
         tuple(accepted[position] for position in sorted(accepted)),
     )
