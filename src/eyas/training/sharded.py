@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import distributed
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from eyas.disk import comes_from_full_disk
@@ -40,7 +41,9 @@ class ShardedStrategy(ModelParallelStrategy):
                 "wb"
             ) as stream:  # torch's own files don't say why they can't be written
                 torch.save(checkpoint, stream)
-        saving = async_save(state, storage_writer=_Writer(directory), process_group=self._writers)
+        # Said, since a writer of files would otherwise copy the shards itself, and that takes more memory.
+        copies = DefaultStager(StagingOptions(False, False, False, False))
+        saving = async_save(state, storage_writer=_Writer(directory), async_stager=copies, process_group=self._writers)
         assert isinstance(saving, Future)
         self._saving = saving
 
